@@ -1,0 +1,142 @@
+"""Results as tables for a terminal, narrow enough for eighty columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from leyline_agent.bench.arms import Arm
+from leyline_agent.bench.measured import ArmTotals, MeasuredTurn
+
+NAMES = {
+    Arm.NONE: "no policy",
+    Arm.REPREFILL: "re-prefill",
+    Arm.AMORTIZE: "AMORTIZE",
+    Arm.PREPARE: "+ prepare",
+    Arm.FORGET: "FORGET",
+}
+STYLES = {Arm.NONE: "dim", Arm.REPREFILL: "red", Arm.AMORTIZE: "cyan", Arm.PREPARE: "blue", Arm.FORGET: "yellow"}
+_SHORT = {Arm.REPREFILL: "re-pre", Arm.AMORTIZE: "AMORT", Arm.PREPARE: "prepare"}
+
+
+def turns_table(runs: Mapping[Arm, ArmTotals]) -> Table:
+    """A row a turn; for each arm what was prefilled and the time to first token, for AMORTIZE also what was reused."""
+    table = Table(
+        title="Turn by turn: tokens, and time to first token. • marks a turn on which the policy edited old messages",
+        box=SIMPLE_HEAD,
+        padding=0,
+    )
+    table.add_column("\nturn", justify="right")
+    table.add_column("\nprompt", justify="right")
+    for arm in runs:
+        reused = ("cached", "amortz") if arm is Arm.AMORTIZE else ()
+        for name in (*reused, "prefill", "ms"):
+            style = STYLES[arm] + (" bold" if name == "prefill" else "")
+            table.add_column(f"{_SHORT.get(arm, arm.upper())}\n{name}", justify="right", style=style, no_wrap=True)
+    for row in zip(*(run.turns for run in runs.values()), strict=False):
+        first = row[0]
+        cells = [f"{'• ' if first.edited else ''}{first.turn + 1}", f"{first.prompt_tokens:,}"]
+        for arm, turn in zip(runs, row, strict=True):
+            cells += _cells(arm, turn)
+        table.add_row(*cells)
+    return table
+
+
+def _cells(arm: Arm, turn: MeasuredTurn) -> list[str]:
+    reused = [f"{turn.cached_tokens:,}", f"{turn.amortized_tokens:,}"] if arm is Arm.AMORTIZE else []
+    served = [*reused, f"{turn.all_prefilled:,}", f"{turn.ttft_ms:,.0f}"]
+    return ["error"] + [""] * (len(served) - 1) if turn.error else served
+
+
+def totals_table(runs: Mapping[Arm, ArmTotals]) -> Table:
+    """A row an arm: prompt = cached + amortized + prefilled."""
+    table = Table(title="In total: prompt = cached + amortized + prefilled", box=SIMPLE_HEAD, padding=0)
+    table.add_column("arm\n")
+    for name in ("prompt", "cached", "amortized", "prefilled", "hit\nrate", "TTFT\nms", "TTFT of\nedited"):
+        table.add_column(name, justify="right", style="bold" if name == "prefilled" else "")
+    for arm, run in runs.items():
+        counts = ("prompt_tokens", "cached_tokens", "amortized_tokens", "all_prefilled")
+        table.add_row(
+            f"[{STYLES[arm]}]{NAMES[arm]}[/]",
+            *(f"{run.total(name):,}" for name in counts),
+            f"{run.hit_rate:.1%}",
+            _ms(run.median("ttft_ms")),
+            _ms(run.median("ttft_ms", lambda turn: turn.edited)),
+        )
+    table.caption = "times are medians; hit rate = (cached + amortized) / prompt"
+    return table
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def sweep_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """Table 1: a row an arm and concurrency, with what is paired against re-prefill."""
+    table = Table(title=title, box=SIMPLE_HEAD, padding=0)
+    for name in ("C", "arm"):
+        table.add_column(name, justify="right" if name == "C" else "left")
+    for name in (
+        "hit %",
+        "points",
+        "prefilled",
+        "TTFT p50\nedited",
+        "p99",
+        "times\nlower",
+        "e2e p50",
+        "diff",
+        "errors",
+    ):
+        table.add_column(name, justify="right")
+    for row in rows:
+        arm, paired = Arm(row["arm"]), row.get("against_reprefill") or {}
+        edited = row["ttft_ms_edited"] or {}
+        table.add_row(
+            str(row["concurrency"]),
+            f"[{STYLES[arm]}]{NAMES[arm]}[/]",
+            f"{100 * row['hit_rate'][0]:.1f}",
+            _signed(paired.get("hit_rate_points")),
+            f"{row['prefilled_tokens'] + row['prepared_tokens']:,}",
+            _ms(edited.get("p50")),
+            _ms(edited.get("p99")),
+            _number(paired.get("ttft_edited_times_lower")),
+            _ms((row["e2e_ms"] or {}).get("p50")),
+            _signed(paired.get("e2e_ms_difference")),
+            str(row["errors"]),
+        )
+    table.caption = "times in ms; points, times and diff are paired against re-prefill (intervals are in the JSON)"
+    return table
+
+
+def _signed(interval: Sequence[float] | None) -> str:
+    return "-" if interval is None else f"{interval[0]:+,.1f}"
+
+
+def _number(interval: Sequence[float] | None) -> str:
+    return "-" if interval is None else f"{interval[0]:,.2f}"
+
+
+def breakeven_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """Table 2: a row a case."""
+    table = Table(title=title, box=SIMPLE_HEAD, padding=0)
+    names = ("prompt", "edit at", "behind", "R", "re-prefill", "FORGET", "AMORTIZE", "times\nlower", "splice", "AUTO")
+    for name in names:
+        table.add_column(name, justify="right")
+    for row in rows:
+        times = row["ttft_ms"]
+        won = "green" if row["faster"] == row["auto"] else "yellow"
+        table.add_row(
+            f"{row['prompt_tokens']:,}",
+            f"{row['position']:.0%}",
+            f"{row['downstream_tokens']:,}",
+            f"{row['replacement_tokens']:,}",
+            *(_ms(times[arm]) for arm in ("reprefill", "forget", "amortize")),
+            "-" if row["times_lower"] is None else f"{row['times_lower']:.2f}",
+            f"{row['splice_ms']:.1f}",
+            f"[{won}]{row['auto']}[/]",
+        )
+    table.caption = "AUTO is what the cost model chooses with this server's speed: green where it is the faster one"
+    return table
