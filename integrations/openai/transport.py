@@ -1,0 +1,242 @@
+"""Leyline below an SDK: transports for clients that take nothing but an `http_client`.
+
+    client = SomeSDK(http_client=http_client(policy=TruncateToolOutputs()))
+
+The fallback where `OpenAI` and `AsyncOpenAI` cannot be used. It works on bytes, so it costs a parse of each body, sees
+attempts instead of calls, and has no response object to put a report on: reports go to `on_report`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+import openai
+
+from leyline_agent.errors import RenderError
+from leyline_agent.integrations.openai.chat_request import ChatRequest
+from leyline_agent.integrations.openai.runtime import Leyline
+from leyline_agent.integrations.openai.turn import ChatTurn
+
+_PATH = "/chat/completions"
+_CHANGED_HEADERS = {"content-length", "transfer-encoding", "content-encoding"}
+
+
+def http_client(leyline: Leyline | None = None, *, module: Any = None, **options: Any) -> Any:
+    """An `httpx.Client` (or `httpx2.Client`, whichever the installed openai uses) with Leyline in it.
+
+    `options` are those of `Leyline` (`policy`, `config`, `on_report`, ...). `module` is the HTTP library to use.
+    """
+    library = module or _http_library()
+    return library.Client(transport=sync_transport(library, library.HTTPTransport(), leyline or Leyline(**options)))
+
+
+def async_http_client(leyline: Leyline | None = None, *, module: Any = None, **options: Any) -> Any:
+    """`http_client` for async SDKs."""
+    library = module or _http_library()
+    inner = library.AsyncHTTPTransport()
+    return library.AsyncClient(transport=async_transport(library, inner, leyline or Leyline(**options)))
+
+
+def _http_library() -> Any:
+    """The HTTP library of the installed SDK: version 3 went over to httpx2."""
+    return importlib.import_module("httpx" if int(openai.__version__.split(".")[0]) < 3 else "httpx2")
+
+
+def sync_transport(library: Any, inner: Any, leyline: Leyline) -> Any:
+    """A transport of `library` around the transport `inner`."""
+
+    class LeylineTransport(library.BaseTransport):  # type: ignore[misc]
+        def handle_request(self, request: Any) -> Any:
+            request.read()
+            chat = _chat_of(request) if leyline.config.enabled else None
+            if chat is None:
+                return inner.handle_request(request)
+            turn = leyline.begin(chat, _Side(library, inner, request), None)
+            if turn is None:
+                return inner.handle_request(request)
+            response = inner.handle_request(_rewritten(library, request, turn))
+            if response.status_code != 200:
+                return response
+            turn.sent()
+            if chat.body.get("stream"):
+                return _with_stream(library, response, _SyncEvents(library, response, turn))
+            response.read()
+            return _with_content(library, response, _whole(turn, response.content))
+
+        def close(self) -> None:
+            inner.close()
+
+    return LeylineTransport()
+
+
+def async_transport(library: Any, inner: Any, leyline: Leyline) -> Any:
+    """An async transport of `library` around the transport `inner`."""
+
+    class LeylineAsyncTransport(library.AsyncBaseTransport):  # type: ignore[misc]
+        async def handle_async_request(self, request: Any) -> Any:
+            await request.aread()
+            chat = _chat_of(request) if leyline.config.enabled else None
+            if chat is None:
+                return await inner.handle_async_request(request)
+            loop = asyncio.get_running_loop()
+            side = _Side(library, inner, request, loop)
+            turn = await loop.run_in_executor(leyline.executor, leyline.begin, chat, side, None)
+            if turn is None:
+                return await inner.handle_async_request(request)
+            response = await inner.handle_async_request(_rewritten(library, request, turn))
+            if response.status_code != 200:
+                return response
+            turn.sent()
+            if chat.body.get("stream"):
+                return _with_stream(library, response, _AsyncEvents(library, response, turn))
+            await response.aread()
+            return _with_content(library, response, _whole(turn, response.content))
+
+        async def aclose(self) -> None:
+            await inner.aclose()
+
+    return LeylineAsyncTransport()
+
+
+class _Side:
+    """Leyline's own requests, with the headers of the caller's, through the caller's transport."""
+
+    def __init__(self, library: Any, inner: Any, request: Any, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._library, self._inner, self._loop = library, inner, loop
+        self._headers = {name: v for name, v in request.headers.items() if name.lower() not in _CHANGED_HEADERS}
+        self._extensions = request.extensions
+        self.base_url = str(request.url).partition(_PATH)[0]
+
+    def get(self, url: str) -> Any:
+        return self._send(self._library.Request("GET", url, headers=self._headers, extensions=self._extensions))
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        url = path if path.startswith("http") else self.base_url + path
+        content = json.dumps(body).encode()
+        request = self._library.Request(
+            "POST", url, headers=self._headers, content=content, extensions=self._extensions
+        )
+        return self._send(request)
+
+    def _send(self, request: Any) -> Any:
+        if self._loop is None:
+            response = self._inner.handle_request(request)
+            response.read()
+        else:
+            response = asyncio.run_coroutine_threadsafe(self._send_async(request), self._loop).result()
+        if response.status_code != 200:
+            raise _StatusError(response.status_code)
+        return json.loads(response.content)
+
+    async def _send_async(self, request: Any) -> Any:
+        response = await self._inner.handle_async_request(request)
+        await response.aread()
+        return response
+
+
+class _StatusError(RenderError):
+    """An HTTP status other than 200 for one of Leyline's own requests."""
+
+    def __init__(self, status_code: int) -> None:
+        super().__init__(f"HTTP status {status_code}")
+        self.status_code = status_code
+        self.body = None
+
+
+def _chat_of(request: Any) -> ChatRequest | None:
+    """The chat completion in an HTTP request that was read, None for any other."""
+    if request.method != "POST" or not request.url.path.endswith(_PATH):
+        return None
+    try:
+        body = json.loads(request.content)
+    except ValueError:
+        return None
+    return ChatRequest.of_body(body) if isinstance(body, dict) else None
+
+
+def _rewritten(library: Any, request: Any, turn: ChatTurn) -> Any:
+    headers = {name: value for name, value in request.headers.items() if name.lower() not in _CHANGED_HEADERS}
+    content = json.dumps(turn.body).encode()
+    return library.Request(request.method, request.url, headers=headers, content=content, extensions=request.extensions)
+
+
+def _whole(turn: ChatTurn, content: bytes) -> bytes:
+    """A whole answer as the caller gets it, once Leyline has taken its facts out."""
+    try:
+        body = json.loads(content)
+    except ValueError:
+        return content
+    turn.observe_json(body)
+    return json.dumps(body).encode()
+
+
+def _with_content(library: Any, response: Any, content: bytes) -> Any:
+    headers = [(name, value) for name, value in response.headers.items() if name.lower() not in _CHANGED_HEADERS]
+    return library.Response(response.status_code, headers=headers, content=content, extensions=response.extensions)
+
+
+def _with_stream(library: Any, response: Any, events: Any) -> Any:
+    headers = [(name, value) for name, value in response.headers.items() if name.lower() not in _CHANGED_HEADERS]
+    return library.Response(
+        response.status_code, headers=headers, stream=events.stream(), extensions=response.extensions
+    )
+
+
+class _Events:
+    """Cuts a byte stream into server-sent events and drops those that only Leyline asked for."""
+
+    def __init__(self, library: Any, response: Any, turn: ChatTurn) -> None:
+        self._library, self._response, self._turn = library, response, turn
+        self._rest = b""
+
+    def _take(self, data: bytes) -> bytes:
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        return b"".join(event + b"\n\n" for event in events if self._wanted(event))
+
+    def _wanted(self, event: bytes) -> bool:
+        if event.strip() == b"data: [DONE]":
+            self._turn.finish()
+            return True
+        try:
+            chunk = json.loads(event.removeprefix(b"data: "))
+        except ValueError:
+            return True
+        return self._turn.answer.take_json(chunk) if isinstance(chunk, dict) else True
+
+
+class _SyncEvents(_Events):
+    def stream(self) -> Any:
+        events = self
+        base: Any = self._library.SyncByteStream
+
+        class Stream(base):  # type: ignore[misc]
+            def __iter__(self) -> Iterator[bytes]:
+                for data in events._response.iter_bytes():
+                    yield events._take(data)
+                yield events._rest
+
+            def close(self) -> None:
+                events._response.close()
+
+        return Stream()
+
+
+class _AsyncEvents(_Events):
+    def stream(self) -> Any:
+        events = self
+        base: Any = self._library.AsyncByteStream
+
+        class Stream(base):  # type: ignore[misc]
+            async def __aiter__(self) -> AsyncIterator[bytes]:
+                async for data in events._response.aiter_bytes():
+                    yield events._take(data)
+                yield events._rest
+
+            async def aclose(self) -> None:
+                await events._response.aclose()
+
+        return Stream()

@@ -1,0 +1,119 @@
+"""What Leyline adds to SGLang's HTTP server: the report in chat answers, and its own routes.
+
+GET /leyline/status says whether the server is ready to splice and why not. POST /leyline/prepare does a turn's helper
+prefills and splice ahead of it, so that the turn itself is a plain cache hit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from sglang.srt.managers.io_struct import GenerateReqInput
+
+from leyline_agent.wire import KEY, VERSION
+
+from .proof import rank_statuses
+
+router = APIRouter(prefix="/leyline")
+
+
+# ---- chat answers ----------------------------------------------------------------------------------------------------
+
+
+def chat_response(result: Any, serving: Any, request: Any, ret: Any, *args: Any, **kwargs: Any) -> Any:
+    """After `OpenAIServingChat._build_chat_response`: the report goes into the response's `metadata`."""
+    report = ret[0]["meta_info"].get(KEY) if isinstance(ret, list) and ret else None
+    if report is not None and hasattr(result, "metadata"):
+        result.metadata = {**(result.metadata or {}), KEY: report}
+    return result
+
+
+async def chat_stream(
+    original: Any, serving: Any, adapted_request: Any, request: Any, raw_request: Any
+) -> AsyncIterator[str]:
+    """Around `OpenAIServingChat._generate_chat_stream`: one more chunk, without choices, before the end."""
+    last = ""
+    async for event in original(serving, adapted_request, request, raw_request):
+        if event.startswith("data: {"):
+            last = event
+        elif event.strip() == "data: [DONE]":
+            report = getattr(adapted_request, "leyline_report", None)
+            if report is not None:
+                yield _report_event(last, report)
+        yield event
+
+
+def _report_event(last: str, report: dict[str, Any]) -> str:
+    head = json.loads(last[len("data: ") :]) if last else {}
+    chunk = {key: head.get(key) for key in ("id", "created", "model")}
+    chunk |= {"object": "chat.completion.chunk", "choices": [], "sglext": {KEY: report}}
+    return f"data: {json.dumps(chunk)}\n\n"
+
+
+# ---- routes ----------------------------------------------------------------------------------------------------------
+
+
+def add_routes(*args: Any, **kwargs: Any) -> None:
+    """Before `_setup_and_run_http_server`, that is before the app gets its authorization and begins to serve."""
+    from sglang.srt.entrypoints import http_server
+
+    http_server.app.include_router(router)
+
+
+def _manager() -> Any:
+    from sglang.srt.entrypoints import http_server
+
+    return http_server._global_state.tokenizer_manager
+
+
+@router.get("/status")
+async def status() -> JSONResponse:
+    """Whether this server splices, and the facts behind it; 503 while it does not."""
+    ranks = await rank_statuses(_manager())
+    missing = [rank for rank, state in enumerate(ranks) if state is None]
+    if missing:
+        reason = "the server runs without --radix-cache-backend leyline"
+    else:
+        reason = next((state["reason"] for state in ranks if state and state["reason"]), "")
+    first = next((state for state in ranks if state), {})
+    body = {
+        "ready": not missing,
+        "amortize": not reason,
+        "reason": reason,
+        "protocol": VERSION,
+        "versions": {name: version(name) for name in ("leyline-agent", "sglang", "torch")},
+        "model": _manager().served_model_name,
+        **{key: value for key, value in first.items() if key not in ("amortize", "reason")},
+        "ranks": ranks,
+    }
+    return JSONResponse(body, status_code=503 if missing else 200)
+
+
+@router.post("/prepare")
+async def prepare(raw_request: Request) -> JSONResponse:
+    """Body: `input_ids`, the edited prompt, and `leyline`, the text of a SpliceRequest. Answer: the report."""
+    try:
+        body = await raw_request.json()
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        return JSONResponse({"error": "the body has to be a JSON object"}, status_code=400)
+    ids, text = body.get("input_ids"), body.get(KEY)
+    if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids) or not ids:
+        return JSONResponse({"error": "`input_ids` has to be a list of token ids that is not empty"}, status_code=400)
+    if not isinstance(text, str):
+        return JSONResponse({"error": "`leyline` has to be the JSON text of a splice request"}, status_code=400)
+    ahead = GenerateReqInput(
+        input_ids=ids,
+        sampling_params={"max_new_tokens": 0, "temperature": 0, "custom_params": {KEY: text}},
+        **{key: body[key] for key in ("extra_key", "cache_salt", "lora_path", "routed_dp_rank") if key in body},
+    )
+    answer: dict[str, Any] = {}
+    async for response in _manager().generate_request(ahead, raw_request):
+        answer = response
+    return JSONResponse({"report": answer["meta_info"][KEY]})

@@ -1,0 +1,180 @@
+"""The splice: kept runs of the base are moved to their new positions and filed under the edited prompt.
+
+By copy-on-write, to new slots: the base stays as it is for whoever else uses it, and ages out of the cache by itself.
+Or in place, where nobody else uses the downstream: its slots leave the base and are filed anew.
+
+    base      [ prefix | removed | run 0        | removed | run 1     ]      KV in the tree
+    prompt    [ prefix | R0 | run 0        | R1 | run 1     | new tokens ]
+                       ^    ^ have                          ^ end
+    R0 was prefilled ahead of the turn (or is empty); slots for [have, end) are filled in one launch over all layers and
+    inserted in one call, so a set of runs is in the cache whole or not at all.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+from sglang.srt.mem_cache.common import evict_from_tree_cache
+
+from leyline_agent.report import FallbackReason
+
+from .marks import tagged
+from .plan import Copy, SplicePlan
+from .refusal import Refusal
+from .settings import SplicePlace
+from .tree import Namespace, downstream_path, make_key, match, steal_leaf
+
+if TYPE_CHECKING:
+    from leyline_agent.kernels.pool import PoolRotator
+
+    from .cache import LeylineRadixCache
+
+
+def splice(cache: LeylineRadixCache, rotator: PoolRotator, plan: SplicePlan, namespace: Namespace) -> dict[int, int]:
+    """Bring the plan's copies into the cache; returns the tokens moved for each directive (by index).
+
+    Modifies the cache: it evicts what is needed for room, or takes the base's own slots, and inserts the moved KV. On
+    any error before the insert no slot is lost. Nothing to do, because an earlier try did it, returns {}.
+    Raises Refusal if the base or a replacement is not cached, nothing lies downstream, or there is no room.
+    """
+    if not plan.copies:
+        raise Refusal(FallbackReason.NOTHING_DOWNSTREAM, "no cached token lies behind the edits")
+    target_key = tagged(plan.prompt[: plan.copies[-1].run.new_end], plan.marks)
+    source_key = tagged(plan.base, plan.base_marks)
+
+    have, target_node = match(cache, target_key, namespace)
+    with cache.held(target_node):
+        cached_base_len, source_node = match(cache, source_key, namespace)
+        pending = _pending(plan, have, cached_base_len, cache.page_size)
+        if not pending and have < plan.copies[0].run.new_end:
+            raise Refusal(FallbackReason.NOTHING_DOWNSTREAM, "no cached token lies behind the edits")
+        if not pending:
+            return {}
+        prefix = cache.path_device_indices(target_node)
+        slots = _move_in_place(cache, rotator, source_key, namespace, cached_base_len, pending)
+        if slots is None:
+            slots = _copy(cache, rotator, source_node, pending)
+        cache.insert(
+            InsertParams(
+                key=make_key(target_key[: have + len(slots)], namespace),
+                value=torch.cat((prefix, slots)).to(torch.int64),
+                prev_prefix_len=have,
+            )
+        )
+    moved: dict[int, int] = {}
+    for copy, piece in pending:
+        moved[copy.directive] = moved.get(copy.directive, 0) + len(piece)
+    return moved
+
+
+def _copy(
+    cache: LeylineRadixCache, rotator: PoolRotator, source_node: int, pending: list[tuple[Copy, range]]
+) -> torch.Tensor:
+    """Copy the pending pieces to new slots, which the caller owns, in one launch over all layers."""
+    with cache.held(source_node):
+        slots = _allocate(cache, sum(len(piece) for _, piece in pending))
+        try:
+            source = cache.path_device_indices(source_node)
+            cache.wait_for_forward()
+            rotator.copy_rotate(
+                torch.cat([source[piece.start : piece.stop] for _, piece in pending]).to(torch.int64),
+                slots.to(torch.int64),
+                torch.cat([_shifts(copy, piece, slots.device) for copy, piece in pending]),
+            )
+        except BaseException:
+            cache.token_to_kv_pool_allocator.free(slots)
+            raise
+    return slots
+
+
+def _move_in_place(
+    cache: LeylineRadixCache,
+    rotator: PoolRotator,
+    source_key: array[int],
+    namespace: Namespace,
+    cached_base_len: int,
+    pending: list[tuple[Copy, range]],
+) -> torch.Tensor | None:
+    """Take the downstream's own slots out of the tree and rotate their keys where they lie; None if that is not to be.
+
+    It is not if settings or free memory speak for a copy, if pages are larger than a token, if more than one run is
+    pending, or if anybody else uses the downstream. The slots are the caller's.
+    """
+    (copy, piece), *others = pending
+    if others or cache.page_size > 1 or piece.stop != cached_base_len or not _prefers_in_place(cache, len(piece)):
+        return None
+    match(cache, source_key[: piece.start], namespace)  # makes a node boundary at the head of the run
+    _, node = match(cache, source_key, namespace)
+    path = downstream_path(cache, node, piece.start)
+    if path is None:
+        return None
+    slots: torch.Tensor = cache.path_device_indices(node)[piece.start : piece.stop].to(torch.int64)
+    for info in reversed(path):
+        steal_leaf(cache, info.node_id)
+    try:
+        cache.wait_for_forward()
+        rotator.rotate_inplace(slots, _shifts(copy, piece, slots.device))
+    except BaseException:
+        cache.token_to_kv_pool_allocator.free(slots)
+        raise
+    return slots
+
+
+def _prefers_in_place(cache: LeylineRadixCache, num_slots: int) -> bool:
+    place = cache.settings.splice_place
+    if place is SplicePlace.AUTO:
+        return bool(cache.token_to_kv_pool_allocator.available_size() < num_slots)
+    return place is SplicePlace.IN_PLACE
+
+
+def _pending(plan: SplicePlan, have: int, cached_base_len: int, page_size: int) -> list[tuple[Copy, range]]:
+    """Base tokens still to copy, as (copy, range of base positions): contiguous in the prompt from `have` on.
+
+    A copy that is cached already, or in part, is skipped as far as it is. Behind the last base token in the cache there
+    is nothing to copy; the request prefills the rest.
+    """
+    last = plan.copies[-1]
+    pending: list[tuple[Copy, range]] = []
+    reached = have
+    for copy in plan.copies:
+        run = copy.run
+        if run.new_end <= have:
+            continue
+        if copy is last and cached_base_len == run.start == len(plan.base) - 1:
+            break  # the token sampled last never had KV
+        start = max(reached, run.new_start) - run.shift
+        end = min(run.end, cached_base_len)
+        if cached_base_len <= start and (copy is not last or not have > run.new_start):
+            raise Refusal(
+                FallbackReason.BASE_NOT_CACHED,
+                f"the base is cached up to {cached_base_len} of {len(plan.base)} tokens; "
+                f"the run of directive {copy.directive} begins at {run.start}",
+            )
+        if reached < run.new_start:
+            raise Refusal(
+                FallbackReason.REPLACEMENT_NOT_CACHED,
+                f"the prompt is cached up to {reached}, but the run of directive {copy.directive} begins at "
+                f"{run.new_start}; its replacement has to be prefilled first",
+            )
+        if copy is last:
+            end -= (end + run.shift) % page_size  # only whole pages are filed
+        if end > start:
+            pending.append((copy, range(start, end)))
+        reached = end + run.shift
+    return pending
+
+
+def _allocate(cache: LeylineRadixCache, num_slots: int) -> torch.Tensor:
+    evict_from_tree_cache(cache, num_slots)
+    slots: torch.Tensor | None = cache.token_to_kv_pool_allocator.alloc(num_slots)
+    if slots is None:
+        free = cache.token_to_kv_pool_allocator.available_size()
+        raise Refusal(FallbackReason.NO_ROOM, f"{num_slots} slots needed, {free} free and nothing left to evict")
+    return slots
+
+
+def _shifts(copy: Copy, piece: range, device: torch.device) -> torch.Tensor:
+    return torch.full((len(piece),), copy.run.shift, dtype=torch.int32, device=device)
