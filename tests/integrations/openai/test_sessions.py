@@ -1,0 +1,300 @@
+"""Sessions against the real server: what is spliced, what is exact, what is found again, and what a loss costs."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+import pytest
+
+from leyline_agent.config import Config
+from leyline_agent.directives import Mode
+from leyline_agent.edits import MessageEdit, Turn
+from leyline_agent.integrations.openai import AsyncOpenAI, OpenAI
+from leyline_agent.policy import Policy
+from leyline_agent.renderers import TemplateRenderer
+from leyline_agent.report import FallbackReason
+
+pytestmark = [pytest.mark.client, pytest.mark.server]
+
+GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 6}
+History = Callable[[int], list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class CutOld(Policy):
+    """Cuts every tool output but the last `keep`."""
+
+    keep: int = 2
+    mode: Mode = Mode.AMORTIZE
+
+    def decide(self, turn: Turn) -> list[MessageEdit]:
+        tools = [k for k, message in enumerate(turn.messages) if message["role"] == "tool"]
+        return [MessageEdit(k, "[cut]", mode=self.mode) for k in tools[: -self.keep or None]]
+
+
+def client_for(server: Any, policy: Any = None, **options: Any) -> OpenAI:
+    return OpenAI(base_url=server.base_url, api_key="none", policy=policy, **options)
+
+
+def run_turns(client: Any, messages: list[dict[str, Any]], **options: Any) -> list[Any]:
+    """The agent's model calls up to the whole of `messages`; its own answers are those already in there."""
+    ends = [end for end in range(2, len(messages) + 1) if messages[end - 1]["role"] in ("user", "tool")]
+    return [client.chat.completions.create(**GREEDY, messages=messages[:end], **options) for end in ends]
+
+
+def flush(server: Any) -> None:
+    urllib.request.urlopen(urllib.request.Request(server.url + "/flush_cache", method="POST"), timeout=30).read()
+
+
+def pool(server: Any) -> dict[str, int]:
+    with urllib.request.urlopen(server.url + "/leyline/status", timeout=30) as answer:
+        return dict(json.load(answer)["pool"])
+
+
+def test_each_edit_is_spliced_and_little_is_prefilled(server: Any, history: History) -> None:
+    messages = history(6)
+    before = copy.deepcopy(messages)
+    reports = [c.leyline for c in run_turns(client_for(server, CutOld()), messages)]
+    assert messages == before
+    assert [f for report in reports for f in report.fallbacks] == []
+    for report in reports[3:]:
+        assert [d.status for d in report.directives] == ["spliced"]
+        assert report.amortized > 0
+        replaced = sum(d.replacement_len for d in report.directives)
+        last_output = len(messages[-1]["content"])
+        assert report.prefilled <= replaced + last_output + 120  # the new messages with their markup, a byte a token
+        assert report.exact + report.amortized + report.prefilled == report.prompt_tokens
+
+
+def test_a_stream_does_the_same(server: Any, history: History) -> None:
+    client = client_for(server, CutOld())
+    for rounds in range(5):
+        with client.chat.completions.create(**GREEDY, messages=history(rounds), stream=True) as stream:
+            list(stream)
+    assert stream.leyline.spliced
+    assert stream.leyline.fallbacks == ()
+
+
+def test_forget_answers_as_the_stock_client_with_the_edited_messages(
+    server: Any, stock: openai.OpenAI, history: History
+) -> None:
+    policy = CutOld(mode=Mode.FORGET)
+    messages = history(4)
+    ours = run_turns(client_for(server, policy), messages)
+    flush(server)
+    for end, completion in zip(range(2, len(messages) + 1, 2), ours, strict=True):
+        view = copy.deepcopy(messages[:end])
+        for edit in policy.decide(Turn(tuple(view))):
+            view[edit.index]["content"] = edit.new
+        assert stock.chat.completions.create(**GREEDY, messages=view).choices == completion.choices
+        assert completion.leyline.amortized == 0
+    assert any(d.status == "forgotten" for completion in ours for d in completion.leyline.directives)
+
+
+def test_a_local_template_gives_the_servers_tokens(server: Any, history: History) -> None:
+    renderer = TemplateRenderer.from_folder(server.model_path)
+    local = run_turns(client_for(server, CutOld(), renderer=renderer), history(4))
+    remote = run_turns(client_for(server, CutOld()), history(4))
+    assert [c.leyline.prompt_tokens for c in local] == [c.leyline.prompt_tokens for c in remote]
+    assert all(d.status == "already" for c in remote for d in c.leyline.directives)
+
+
+def test_forgetting_later_what_was_amortized(server: Any, stock: openai.OpenAI, history: History) -> None:
+    messages = history(4)
+    client = client_for(server)
+    session = client.session("s").client
+    amortizing, forgetting = CutOld(), CutOld(mode=Mode.FORGET)
+    session.leyline.manager.policy = amortizing
+    run_turns(session, messages[:8])
+    session.leyline.manager.policy = forgetting
+    completion = session.chat.completions.create(**GREEDY, messages=messages)
+    assert completion.leyline.amortized == 0
+    assert {d.status for d in completion.leyline.directives} == {"forgotten"}
+    view = [{**m, "content": "[cut]"} if m["role"] == "tool" else m for m in messages[:-3]] + messages[-3:]
+    flush(server)
+    assert completion.choices == stock.chat.completions.create(**GREEDY, messages=view).choices
+
+
+def test_forks_and_interleaved_conversations_need_no_names(server: Any, history: History) -> None:
+    client = client_for(server, CutOld())
+    one = history(5)
+    other = [{**one[0], "content": "Another agent."}, *copy.deepcopy(one[1:])]
+    fork = [*one[:8], {"role": "assistant", "content": "No."}, {"role": "user", "content": "Why not?"}]
+    for rounds in range(4):
+        for messages in (one, other):
+            client.chat.completions.create(**GREEDY, messages=messages[: 2 + 2 * rounds])
+    for messages in (one[:10], other[:10], fork):
+        report = client.chat.completions.create(**GREEDY, messages=messages).leyline
+        assert report.turn == 4
+        assert report.fallbacks == ()
+        assert report.amortized > 0
+
+
+def test_a_repeated_call_is_served_from_the_cache(server: Any, history: History) -> None:
+    client = client_for(server, CutOld())
+    first = run_turns(client, history(3))[-1]
+    again = client.chat.completions.create(**GREEDY, messages=history(3))
+    assert again.choices == first.choices
+    assert again.leyline.prefilled <= 2
+    assert again.leyline.fallbacks == ()
+
+
+def test_prepare_makes_the_turn_a_plain_hit(server: Any, history: History) -> None:
+    messages = history(4)
+    policy = CutOld(keep=0)
+    with client_for(server).session("prepared") as session:
+        manager = session.client.leyline.manager
+        run_turns(session, messages[:8])
+        manager.policy = policy
+        prepared = session.prepare(messages[:9])
+        assert prepared is not None
+        assert prepared.rotated > 0
+        report = session.chat.completions.create(**GREEDY, messages=messages).leyline
+        assert report.rotated == 0
+        assert {d.status for d in report.directives} == {"already"}
+
+
+def test_a_session_that_ends_takes_its_amortized_tokens_with_it(server: Any, history: History) -> None:
+    client = client_for(server, CutOld())
+    with client.session("short") as session:
+        run_turns(session, history(4))
+        held = pool(server)["cached"]
+        assert len(client.leyline.manager.store) == 5
+    assert len(client.leyline.manager.store) == 0
+    assert pool(server)["cached"] < held
+
+
+def test_a_flushed_cache_gives_a_right_answer_and_a_reason(server: Any, history: History) -> None:
+    client = client_for(server, CutOld())
+    messages = history(4)
+    run_turns(client, messages[:8])
+    flush(server)
+    lost = client.chat.completions.create(**GREEDY, messages=messages)
+    assert lost.leyline.fallbacks
+    assert lost.leyline.amortized == 0
+    run_turns(client_for(server, CutOld(mode=Mode.FORGET)), messages)
+    exact = client_for(server, CutOld(mode=Mode.FORGET)).chat.completions.create(**GREEDY, messages=messages)
+    assert lost.choices == exact.choices
+
+
+def test_a_flush_is_named_even_when_nothing_was_to_be_spliced(server: Any, history: History) -> None:
+    client = client_for(server)
+    run_turns(client, history(3)[:6])
+    flush(server)
+    report = client.chat.completions.create(**GREEDY, messages=history(3)).leyline
+    assert [f.reason for f in report.fallbacks] == [FallbackReason.EVICTED]
+
+
+def test_eviction_in_mid_run_gives_a_right_answer_and_a_reason(
+    cpu_server: Callable[..., Any], history: History
+) -> None:
+    small = cpu_server("llama", "--max-total-tokens", "2600")
+    messages = history(5)
+    client = client_for(small, CutOld())
+    run_turns(client, messages[:10])
+    run_turns(client_for(small), [{**messages[0], "content": "Somebody else."}, *history(6)[1:]])
+    lost = client.chat.completions.create(**GREEDY, messages=messages)
+    assert lost.leyline.fallbacks
+    assert lost.leyline.prefilled > lost.leyline.prompt_tokens / 2
+    flush(small)
+    exact = client_for(small, CutOld(mode=Mode.FORGET)).chat.completions.create(**GREEDY, messages=messages)
+    if not lost.leyline.amortized:
+        assert lost.choices == exact.choices
+
+
+@pytest.mark.slow
+def test_a_server_restart_gives_a_right_answer_and_a_reason(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    import servers
+
+    if servers.server_python() is None:
+        pytest.skip("SGLang is not installed; `make env` creates an environment that has it")
+    messages = history(4)
+    first = servers.start_server("llama")
+    client = client_for(first, CutOld())
+    try:
+        run_turns(client, messages[:8])
+    finally:
+        first.stop()
+    monkeypatch.setattr(servers, "free_port", lambda: int(first.url.rpartition(":")[2]))
+    second = servers.start_server("llama")
+    try:
+        lost = client.chat.completions.create(**GREEDY, messages=messages)
+        flush(second)
+        exact = client_for(second, CutOld(mode=Mode.FORGET)).chat.completions.create(**GREEDY, messages=messages)
+    finally:
+        second.stop()
+    assert lost.leyline.fallbacks
+    assert lost.leyline.amortized == 0
+    assert lost.choices == exact.choices
+
+
+def test_a_client_restart_recomputes_the_base(server: Any, history: History) -> None:
+    messages = history(3)
+    policy = CutOld(keep=2)
+    run_turns(client_for(server, policy), messages[:6])  # nothing amortized yet: the server holds exact KV
+    fresh = client_for(server, policy).chat.completions.create(**GREEDY, messages=messages).leyline
+    assert fresh.base == "recomputed"
+    assert [d.status for d in fresh.directives] == ["spliced"]
+
+
+def agent_messages(history: History, number: int, rounds: int) -> list[dict[str, Any]]:
+    messages = history(rounds)
+    return [{**messages[0], "content": f"Agent {number}. {messages[0]['content']}"}, *messages[1:]]
+
+
+def check_no_cross_talk(results: list[list[Any]], alone: list[list[Any]]) -> None:
+    for together, single in zip(results, alone, strict=True):
+        assert [c.leyline.turn for c in together] == list(range(len(single)))
+        assert [c.leyline.prompt_tokens for c in together] == [c.leyline.prompt_tokens for c in single]
+        for one, other in zip(together, single, strict=True):
+            if not one.leyline.amortized and not other.leyline.amortized:
+                assert one.choices[0].message == other.choices[0].message
+
+
+def test_fifty_threads_share_one_client(server: Any, history: History) -> None:
+    client = client_for(server, CutOld(), config=Config())
+    conversations = [agent_messages(history, number, 3) for number in range(50)]
+    with ThreadPoolExecutor(50) as executor:
+        results = list(executor.map(lambda messages: run_turns(client, messages), conversations))
+    flush(server)
+    alone = [run_turns(client_for(server, CutOld()), messages) for messages in conversations[:5]]
+    check_no_cross_talk(results[:5], alone)
+    assert all([c.leyline.turn for c in turns] == [0, 1, 2, 3] for turns in results)
+
+
+def test_fifty_tasks_share_one_async_client(server: Any, history: History) -> None:
+    conversations = [agent_messages(history, number, 3) for number in range(50)]
+
+    async def converse(client: AsyncOpenAI, messages: list[dict[str, Any]]) -> list[Any]:
+        ends = range(2, len(messages) + 1, 2)
+        return [await client.chat.completions.create(**GREEDY, messages=messages[:end]) for end in ends]  # type: ignore[arg-type]
+
+    async def together() -> list[list[Any]]:
+        async with AsyncOpenAI(base_url=server.base_url, api_key="none", policy=CutOld()) as client:
+            return await asyncio.gather(*(converse(client, messages) for messages in conversations))
+
+    results = asyncio.run(together())
+    assert all([c.leyline.turn for c in turns] == [0, 1, 2, 3] for turns in results)
+    flush(server)
+    check_no_cross_talk(results[:5], [run_turns(client_for(server, CutOld()), m) for m in conversations[:5]])
+
+
+def test_a_stock_server_gets_the_view_and_says_so(cpu_server: Callable[..., Any], history: History) -> None:
+    stock_server = cpu_server("llama", leyline=False)
+    messages = history(3)
+    completion = run_turns(client_for(stock_server, CutOld()), messages)[-1]
+    view = [{**m, "content": "[cut]"} if m["role"] == "tool" else m for m in messages[:-3]] + messages[-3:]
+    plain = openai.OpenAI(base_url=stock_server.base_url, api_key="none").chat.completions.create(
+        **GREEDY,
+        messages=view,  # type: ignore[arg-type]
+    )
+    assert completion.choices == plain.choices
+    assert FallbackReason.SERVER_WITHOUT_LEYLINE in [f.reason for f in completion.leyline.fallbacks]
