@@ -14,7 +14,7 @@ class SplicePlace(StrEnum):
     """Where spliced KV goes."""
 
     AUTO = "auto"
-    """To new slots while there are free ones; in place, where that is possible, rather than evict for new slots."""
+    """To new slots while there is room for them beside the base; else in place, where that is possible."""
 
     COPY = "copy"
     """Always to new slots: the unedited history stays cached for forks and retries, until it ages out."""

@@ -104,7 +104,12 @@ def _move_in_place(
     pending, or if anybody else uses the downstream. The slots are the caller's.
     """
     (copy, piece), *others = pending
-    if others or cache.page_size > 1 or piece.stop != cached_base_len or not _prefers_in_place(cache, len(piece)):
+    if (
+        others
+        or cache.page_size > 1
+        or piece.stop != cached_base_len
+        or not _prefers_in_place(cache, cached_base_len, len(piece))
+    ):
         return None
     match(cache, source_key[: piece.start], namespace)  # makes a node boundary at the head of the run
     _, node = match(cache, source_key, namespace)
@@ -123,10 +128,11 @@ def _move_in_place(
     return slots
 
 
-def _prefers_in_place(cache: LeylineRadixCache, num_slots: int) -> bool:
+def _prefers_in_place(cache: LeylineRadixCache, base_len: int, num_slots: int) -> bool:
     place = cache.settings.splice_place
-    if place is SplicePlace.AUTO:
-        return bool(cache.token_to_kv_pool_allocator.available_size() < num_slots)
+    if place is SplicePlace.AUTO:  # the base cannot make room for its own copy
+        room = cache.token_to_kv_pool_allocator.available_size() + cache.full_evictable_size() - base_len
+        return bool(room < num_slots)
     return place is SplicePlace.IN_PLACE
 
 

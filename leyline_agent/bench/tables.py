@@ -140,3 +140,47 @@ def breakeven_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
         )
     table.caption = "AUTO is what the cost model chooses with this server's speed: green where it is the faster one"
     return table
+
+
+def tasks_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """Table 3: a row a policy."""
+    table = Table(title=title, box=SIMPLE_HEAD, padding=0)
+    table.add_column("policy", overflow="fold")
+    for name in ("solved", "rate, 95 %", "against\nfirst", "p", "steps", "prompt", "prefilled"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        rate, low, high = (100 * number for number in row["solve_rate"])
+        against = row.get("against")
+        table.add_row(
+            row["policy"],
+            f"{row['solved']}/{row['attempts']}",
+            f"{rate:.0f} % [{low:.0f}, {high:.0f}]",
+            f"+{against['wins']} -{against['losses']}" if against else "-",
+            f"{against['mcnemar_p']:.2f}" if against else "-",
+            f"{row['steps']:.1f}",
+            f"{row['prompt_tokens']:,.0f}",
+            f"{row['prefilled_tokens']:,.0f}",
+        )
+    table.caption = (
+        "against first: attempts at the same task and seed won and lost, with McNemar's exact p; means an attempt"
+    )
+    return table
+
+
+def peers_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """Table 4: a row for each engine and edit."""
+    table = Table(title=title, box=SIMPLE_HEAD, padding=0)
+    for name in ("engine", "edit"):
+        table.add_column(name, overflow="fold")
+    for name in ("prompt", "reused", "prefilled", "hit %", "TTFT of\nedited, ms"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            row["engine"],
+            row["policy"],
+            *(f"{row[name]:,}" for name in ("prompt_tokens", "reused_tokens", "prefilled_tokens")),
+            f"{100 * row['hit_rate']:.1f}",
+            "error" if row["errors"] else _ms(row["ttft_ms_edited"]),
+        )
+    table.caption = "tokens can be compared; times only within an engine, since formats and kernels differ"
+    return table

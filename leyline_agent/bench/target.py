@@ -101,7 +101,7 @@ def cpu_server(
 
     check_python()
     check_sglang()
-    spec = ServerSpec(ServerArgs(("--port", str(_free_port()), *args)), cpu=True)
+    spec = ServerSpec(ServerArgs(("--port", str(free_port()), *args)), cpu=True)
     spec = spec.with_model(model_path or smollm2())
     check_launch(spec)
     logs = environment.cache_folder() / "logs"
@@ -111,7 +111,8 @@ def cpu_server(
         yield Target.of(spec.url)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on right now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -8,7 +8,7 @@ from leyline_agent.bench.arms import Arm, InMode, parse_arms
 from leyline_agent.bench.breakeven import cases, script_of
 from leyline_agent.bench.script import Scripted, write_script
 from leyline_agent.bench.workload import FIRST, Shape, generate
-from leyline_agent.cli.bench import parse_concurrency
+from leyline_agent.cli.bench.options import parse_concurrency
 from leyline_agent.directives import Mode
 from leyline_agent.edits import Turn, apply_edits, estimate_tokens
 from leyline_agent.errors import ConfigError

@@ -8,7 +8,6 @@ import json
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import openai
@@ -16,42 +15,13 @@ import pytest
 
 from leyline_agent.config import Config
 from leyline_agent.directives import Mode
-from leyline_agent.edits import MessageEdit, Turn
-from leyline_agent.integrations.openai import AsyncOpenAI, OpenAI
-from leyline_agent.policy import Policy
+from leyline_agent.edits import Turn
+from leyline_agent.integrations.openai import AsyncOpenAI
 from leyline_agent.renderers import TemplateRenderer
 from leyline_agent.report import FallbackReason
+from openai_agent import GREEDY, CutOld, History, client_for, flush, run_turns
 
 pytestmark = [pytest.mark.client, pytest.mark.server]
-
-GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 6}
-History = Callable[[int], list[dict[str, Any]]]
-
-
-@dataclass(frozen=True)
-class CutOld(Policy):
-    """Cuts every tool output but the last `keep`."""
-
-    keep: int = 2
-    mode: Mode = Mode.AMORTIZE
-
-    def decide(self, turn: Turn) -> list[MessageEdit]:
-        tools = [k for k, message in enumerate(turn.messages) if message["role"] == "tool"]
-        return [MessageEdit(k, "[cut]", mode=self.mode) for k in tools[: -self.keep or None]]
-
-
-def client_for(server: Any, policy: Any = None, **options: Any) -> OpenAI:
-    return OpenAI(base_url=server.base_url, api_key="none", policy=policy, **options)
-
-
-def run_turns(client: Any, messages: list[dict[str, Any]], **options: Any) -> list[Any]:
-    """The agent's model calls up to the whole of `messages`; its own answers are those already in there."""
-    ends = [end for end in range(2, len(messages) + 1) if messages[end - 1]["role"] in ("user", "tool")]
-    return [client.chat.completions.create(**GREEDY, messages=messages[:end], **options) for end in ends]
-
-
-def flush(server: Any) -> None:
-    urllib.request.urlopen(urllib.request.Request(server.url + "/flush_cache", method="POST"), timeout=30).read()
 
 
 def pool(server: Any) -> dict[str, int]:
@@ -191,49 +161,6 @@ def test_a_flush_is_named_even_when_nothing_was_to_be_spliced(server: Any, histo
     flush(server)
     report = client.chat.completions.create(**GREEDY, messages=history(3)).leyline
     assert [f.reason for f in report.fallbacks] == [FallbackReason.EVICTED]
-
-
-def test_eviction_in_mid_run_gives_a_right_answer_and_a_reason(
-    cpu_server: Callable[..., Any], history: History
-) -> None:
-    small = cpu_server("llama", "--max-total-tokens", "2600")
-    messages = history(5)
-    client = client_for(small, CutOld())
-    run_turns(client, messages[:10])
-    run_turns(client_for(small), [{**messages[0], "content": "Somebody else."}, *history(6)[1:]])
-    lost = client.chat.completions.create(**GREEDY, messages=messages)
-    assert lost.leyline.fallbacks
-    assert lost.leyline.prefilled > lost.leyline.prompt_tokens / 2
-    flush(small)
-    exact = client_for(small, CutOld(mode=Mode.FORGET)).chat.completions.create(**GREEDY, messages=messages)
-    if not lost.leyline.amortized:
-        assert lost.choices == exact.choices
-
-
-@pytest.mark.slow
-def test_a_server_restart_gives_a_right_answer_and_a_reason(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    import servers
-
-    if servers.server_python() is None:
-        pytest.skip("SGLang is not installed; `make env` creates an environment that has it")
-    messages = history(4)
-    first = servers.start_server("llama")
-    client = client_for(first, CutOld())
-    try:
-        run_turns(client, messages[:8])
-    finally:
-        first.stop()
-    monkeypatch.setattr(servers, "free_port", lambda: int(first.url.rpartition(":")[2]))
-    second = servers.start_server("llama")
-    try:
-        lost = client.chat.completions.create(**GREEDY, messages=messages)
-        flush(second)
-        exact = client_for(second, CutOld(mode=Mode.FORGET)).chat.completions.create(**GREEDY, messages=messages)
-    finally:
-        second.stop()
-    assert lost.leyline.fallbacks
-    assert lost.leyline.amortized == 0
-    assert lost.choices == exact.choices
 
 
 def test_a_client_restart_recomputes_the_base(server: Any, history: History) -> None:
