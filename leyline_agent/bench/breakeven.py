@@ -1,7 +1,8 @@
 """Table 2: where a splice beats re-prefill, by where the edit is, how much lies behind it, and how long R is.
 
-A prompt of random words is served, then one message in it is replaced and the turn asked again, as re-prefill, AMORTIZE
-and FORGET. What `Mode.AUTO` would have chosen, with a cost model fed from the same server, stands beside it.
+A prompt of random words is served, then one message in it is replaced and the turn asked again, as re-prefill and as
+AMORTIZE. What `Mode.AUTO` chooses, with a cost model fed from the same server, stands beside it; its FORGET costs what
+re-prefill does.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from leyline_agent.costs import CostModel
 from leyline_agent.directives import Mode
 from leyline_agent.edits import Message, MessageEdit, apply_edits
 
-ARMS = (Arm.REPREFILL, Arm.FORGET, Arm.AMORTIZE)
+ARMS = (Arm.REPREFILL, Arm.AMORTIZE)
 _NEW_TOKENS = 64
 _MIN_SIDE = 8  # tokens before and behind the edit: the splice needs some of both
 _REMOVED_TOKENS = 512
@@ -113,7 +114,7 @@ def measure(
         turns: dict[Arm, list[MeasuredTurn]] = {arm: [] for arm in ARMS}
         for repetition in range(repetitions + 1):
             script = script_of(case, words_per_token, 1000 * number + repetition)
-            for arm in ARMS[repetition % 3 :] + ARMS[: repetition % 3]:
+            for arm in ARMS[:: -1 if repetition % 2 else 1]:
                 salt = f"case-{time.monotonic_ns():x}-{arm}"
                 edited = list(converse(arm, script, settings, salt))[-1]
                 if repetition:  # the first one warms up

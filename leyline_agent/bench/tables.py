@@ -7,9 +7,11 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from leyline_agent.bench.arms import Arm
 from leyline_agent.bench.measured import ArmTotals, MeasuredTurn
+from leyline_agent.errors import ConfigError
 
 NAMES = {
     Arm.NONE: "no policy",
@@ -122,7 +124,7 @@ def _number(interval: Sequence[float] | None) -> str:
 def breakeven_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     """Table 2: a row a case."""
     table = Table(title=title, box=SIMPLE_HEAD, padding=0)
-    names = ("prompt", "edit at", "behind", "R", "re-prefill", "FORGET", "AMORTIZE", "times\nlower", "splice", "AUTO")
+    names = ("prompt", "edit at", "behind", "R", "re-prefill", "AMORTIZE", "times\nlower", "splice", "AUTO")
     for name in names:
         table.add_column(name, justify="right")
     for row in rows:
@@ -133,7 +135,7 @@ def breakeven_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
             f"{row['position']:.0%}",
             f"{row['downstream_tokens']:,}",
             f"{row['replacement_tokens']:,}",
-            *(_ms(times[arm]) for arm in ("reprefill", "forget", "amortize")),
+            *(_ms(times[arm]) for arm in ("reprefill", "amortize")),
             "-" if row["times_lower"] is None else f"{row['times_lower']:.2f}",
             f"{row['splice_ms']:.1f}",
             f"[{won}]{row['auto']}[/]",
@@ -184,3 +186,24 @@ def peers_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
         )
     table.caption = "tokens can be compared; times only within an engine, since formats and kernels differ"
     return table
+
+
+def result_table(result: Mapping[str, Any]) -> Table:
+    """The table of a result by its kind. Raises ConfigError for a kind without one."""
+    makers = {"replay": sweep_table, "breakeven": breakeven_table, "tasks": tasks_table, "peers": peers_table}
+    kind = result["kind"]
+    if kind not in makers:
+        raise ConfigError(f"there is no table of a {kind!r} result")
+    server, machine = result.get("server") or {}, result.get("machine") or {}
+    gpu = (machine.get("gpu") or "").partition(",")[0] or "CPU"
+    model = server.get("model") or result["config"].get("model", "?")
+    attention = f", {server['attention_backend']} attention" if server.get("attention_backend") else ""
+    return makers[kind](result["rows"], f"{model}, {gpu}{attention}, commit {result.get('commit')}")
+
+
+def markdown(table: Table) -> str:
+    """A table for a page of the docs."""
+    heads = [" ".join(str(column.header).split()) for column in table.columns]
+    rules = ["---:" if column.justify == "right" else "---" for column in table.columns]
+    rows = zip(*([Text.from_markup(str(cell)).plain for cell in column.cells] for column in table.columns), strict=True)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (heads, rules, *rows))

@@ -23,13 +23,14 @@ POOL_TOKENS = 24576
 def target_of(base_url: str | None, model_path: Path | None, *, pool_tokens: int = POOL_TOKENS) -> Iterator[Target]:
     """The server at `base_url`; or one on the CPU, with the model in `model_path` or SmolLM2-135M."""
     from leyline_agent.bench.target import Target, cpu_server
-    from leyline_agent.integrations.sglang.models import smollm2
 
     if base_url and model_path:
         raise ConfigError("--base-url is a server that runs, --model-path a model to start one with; give one")
     if base_url:
         yield Target.of(base_url)
         return
+    from leyline_agent.integrations.sglang.models import smollm2
+
     model = model_path or smollm2(err)
     with (
         err.status(f"starting SGLang on the CPU with {escape(model.name)} (half a minute)") as status,

@@ -134,19 +134,20 @@ def _script(folder: Path) -> str:
         "mount --make-rprivate /",
         "root=$(mktemp -d)",
         "mount -t tmpfs -o size=64m,mode=755 none $root",
+        # Before anything is shown inside it: this Python may itself live below /tmp.
+        "mkdir -p $root/tmp && mount -t tmpfs -o size=64m none $root/tmp",
         "show() { mount --rbind $1 $root$1 && mount -o remount,bind,ro,nosuid $root$1; }",
     ]
     for path in _SYSTEM:
         link = f"cp -P {path} $root{path}"
         lines.append(f"if [ -L {path} ]; then {link}; elif [ -d {path} ]; then mkdir -p $root{path}; show {path}; fi")
     lines += [f"mkdir -p $root{shlex.quote(path)}; show {shlex.quote(path)}" for path in outside]
-    lines.append("mkdir -p $root/etc $root/dev $root/proc $root/tmp $root/task")
+    lines.append("mkdir -p $root/etc $root/dev $root/proc $root/task")
     lines += [f"[ ! -e /etc/{name} ] || cp -rP /etc/{name} $root/etc/" for name in _ETC]
     lines += [f"touch $root/dev/{name}; mount --bind /dev/{name} $root/dev/{name}" for name in _DEVICES]
     lines += [
         f"mount --bind {shlex.quote(str(folder.resolve()))} $root/task",
         "mount -t proc none $root/proc && mount -o remount,bind,ro $root/proc",
-        "mount -t tmpfs -o size=64m none $root/tmp",
         "mount -o remount,bind,ro $root",
         # Without capabilities the command can undo none of this, and in a chroot it cannot get new ones.
         "drop='setpriv --bounding-set=-all --inh-caps=-all --no-new-privs --'",

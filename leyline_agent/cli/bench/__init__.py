@@ -6,14 +6,14 @@ import typer
 
 from leyline_agent.cli.bench.breakeven import breakeven
 from leyline_agent.cli.bench.peers import peers
-from leyline_agent.cli.bench.plot import plot
 from leyline_agent.cli.bench.replay import replay
+from leyline_agent.cli.bench.show import plot, show
 from leyline_agent.cli.bench.tasks import tasks
 
 
 def register(parent: typer.Typer) -> None:
     """Add the commands."""
     app = typer.Typer(help="Measure: replay, break-even, debugging tasks, peers.", no_args_is_help=True)
-    for command in (replay, breakeven, tasks, peers, plot):
+    for command in (replay, breakeven, tasks, peers, show, plot):
         app.command(command.__name__)(command)
     parent.add_typer(app, name="bench")

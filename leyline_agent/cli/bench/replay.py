@@ -88,7 +88,8 @@ def replay(
     table = rows(result, sweep)
     out.print(sweep_table(table, f"{target.name}, {chosen.name}, {len(scripts)} sessions"))
     if result.left_out:
-        err.print(f"[yellow]left out for lack of time:[/] {', '.join(map(str, result.left_out))}", soft_wrap=True)
+        planned = len(list(sweep.blocks()))
+        err.print(f"[yellow]left out for lack of time:[/] {len(result.left_out)} of {planned} runs", soft_wrap=True)
     config = {
         "policy": policy,
         "workload": [str(file.name) for file in trace] if trace else vars_of(shape),
