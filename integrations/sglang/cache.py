@@ -23,7 +23,7 @@ from leyline_agent.wire import KEY
 
 from .forget import bury, forget
 from .lineage import Held, Lineage, Sequence
-from .marks import Marks, tagged
+from .marks import Marks, still_held, tagged
 from .refusal import Refusal
 from .request_state import RequestState, state_of
 from .settings import ServerSettings
@@ -79,6 +79,13 @@ class LeylineRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang ship
         if state.admitting:
             self._before_run(params.req, state)
         result = super().match_prefix(replace(params, key=_tagged_key(params.key, state.marks)))
+        while state.admitting and not params.req.output_ids:
+            held = still_held(state.marks, result.device_prefix_len)
+            if held == state.marks:
+                break
+            # What was evicted is prefilled afresh, so it must not be filed as amortized; exact KV may reach further.
+            state.marks = held
+            result = super().match_prefix(replace(params, key=_tagged_key(params.key, held)))
         if state.admitting and not params.req.output_ids:
             self._write_report(params.req, state, result.device_prefix_len)
         return result

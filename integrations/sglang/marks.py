@@ -59,6 +59,17 @@ def before(marks: Marks, position: int) -> Marks:
     return tuple(mark for mark in marks if mark[0] < position)
 
 
+def still_held(marks: Marks, cached_len: int) -> Marks:
+    """The marks that hold when only the first `cached_len` tokens come from the cache: the rest is prefilled afresh.
+
+    A tag thus always stands at a token whose KV was moved there.
+    """
+    if all(position < cached_len for position, tag, _ in marks if tag):
+        return marks
+    kept = before(marks, cached_len)
+    return (*kept, (cached_len, 0, 0)) if first_amortized(kept) is not None else ()
+
+
 def depth_at(marks: Marks, position: int) -> int:
     """How many rotations the key at `position` went through."""
     return next((depth for start, _, depth in reversed(marks) if start <= position), 0)

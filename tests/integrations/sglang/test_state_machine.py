@@ -203,7 +203,8 @@ class ServerMachine(RuleBasedStateMachine):
         edits = edits or DirectiveSet()
         salt, base, marks = talk.fields.get("cache_salt"), list(talk.base), talk.marks
         prompt = talk.prompt(new_tokens, *edits)
-        plain_bound = self.model.bound(salt, prompt, marks if not edits else ())
+        # Marks whose KV is gone are dropped, and exact KV is looked for instead.
+        plain_bound = max(self.model.bound(salt, prompt, held) for held in ((), () if edits else marks))
         answer = talk.turn(new_tokens, *edits, max_new_tokens=3)
         talk.last.check()
         assert set(answer.reasons) <= EXPECTED_REASONS
@@ -253,7 +254,7 @@ def run(server, reference, examples: int, *, derandomize: bool) -> Counter[str]:
 @pytest.mark.timeout(900)
 def test_any_order_of_events(server, reference):
     seen = run(server, reference, 25, derandomize=True)
-    for happened in ("spliced", "forgotten", "base_not_cached", "forget_in_set", "reuse foretold"):
+    for happened in ("spliced", "forgotten", "base_not_cached", "reuse foretold"):  # test_forget.py mixes modes
         assert seen[happened] >= 3, f"{happened} is too rare for this test to mean anything: {dict(seen)}"
 
 
