@@ -56,7 +56,12 @@ class Fallback(BaseModel):
 
 
 class DirectiveOutcome(BaseModel):
-    """What became of one directive. `moved` counts the downstream tokens copied and rotated for it."""
+    """What became of one directive, in tokens.
+
+    `moved` of the run behind it stand at their new places, and `reused` of its replacement come from an earlier place
+    of the base; what is left of either was prefilled. `rotated` of both were copied for this turn; none if an earlier
+    try or a `prepare` had done it ("already").
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -66,6 +71,8 @@ class DirectiveOutcome(BaseModel):
     mode: Mode
     status: str = Field(pattern="^(spliced|already|forgotten|refused)$")
     moved: int = 0
+    reused: int = 0
+    rotated: int = 0
 
 
 class TurnReport(BaseModel):

@@ -23,7 +23,7 @@ from leyline_agent.wire import KEY
 
 from .forget import bury, forget
 from .lineage import Held, Lineage, Sequence
-from .marks import Marks, still_held, tagged
+from .marks import Marks, prefilled_from, tagged
 from .refusal import Refusal
 from .request_state import RequestState, state_of
 from .settings import ServerSettings
@@ -79,15 +79,13 @@ class LeylineRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang ship
         if state.admitting:
             self._before_run(params.req, state)
         result = super().match_prefix(replace(params, key=_tagged_key(params.key, state.marks)))
-        while state.admitting and not params.req.output_ids:
-            held = still_held(state.marks, result.device_prefix_len)
-            if held == state.marks:
-                break
-            # What was evicted is prefilled afresh, so it must not be filed as amortized; exact KV may reach further.
+        if not state.admitting:
+            return result
+        while (held := prefilled_from(state.marks, result.device_prefix_len)) != state.marks:
+            # What was evicted is prefilled, so it must not be filed as moved; prefilled KV may reach further.
             state.marks = held
             result = super().match_prefix(replace(params, key=_tagged_key(params.key, held)))
-        if state.admitting and not params.req.output_ids:
-            self._write_report(params.req, state, result.device_prefix_len)
+        self._write_report(params.req, state, result.device_prefix_len)
         return result
 
     def checkpoint_into_tree(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
@@ -142,7 +140,7 @@ class LeylineRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang ship
             state.refuse(Refusal(FallbackReason.DRIFT_BUDGET, detail))
             return
         try:
-            moved = splice(self, self.rotator, state.plan, namespace)
+            spliced = splice(self, self.rotator, state.plan, namespace)
         except Refusal as refusal:
             logger.info("leyline refused rid=%s reason=%s", req.rid, refusal.fallback.reason)
             state.refuse(refusal)
@@ -150,13 +148,17 @@ class LeylineRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang ship
             logger.exception("leyline splice failed rid=%s", req.rid)
             state.refuse(Refusal(FallbackReason.INTERNAL, type(err).__name__))
         else:
-            state.record(moved, time.perf_counter() - started)
+            state.record(spliced, time.perf_counter() - started)
             self.lineage.record_copy(state.plan, namespace)
 
     def _write_report(self, req: Any, state: RequestState, cached_len: int) -> None:
         kernel = self.rotator.form if self.rotator is not None else ""
-        report = state.report(len(req.origin_input_ids), cached_len, kernel, self.dp_rank)
-        req.customized_info = {**(req.customized_info or {}), KEY: [report.to_wire()]}
+        if not req.output_ids:
+            state.report = state.make_report(len(req.origin_input_ids), cached_len, kernel, self.dp_rank)
+        elif state.report is not None:  # it ran, lost its slots to others and runs again: only the marks may be others
+            state.report = state.report.model_copy(update={"marks": state.marks})
+        if state.report is not None:
+            req.customized_info = {**(req.customized_info or {}), KEY: [state.report.to_wire()]}
 
     def wait_for_forward(self) -> None:
         """Order pool writes on the current stream behind forward passes in flight.

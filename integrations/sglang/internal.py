@@ -17,7 +17,7 @@ NOTE_KEY = "leyline_note"
 class HelperNote(BaseModel):
     """Facts about helper prefills: on the helper itself that it is one, on the turn what its helpers did and cost.
 
-    `moved[i]` are the tokens that helpers copied for directive i; they splice what lies in front of their replacement.
+    `rotated[i]` are the tokens copied for directive i: helpers splice what lies in front of their replacement.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -25,7 +25,7 @@ class HelperNote(BaseModel):
     is_helper: bool = False
     prefilled_exact: int = 0
     prefilled_amortized: int = 0
-    moved: list[int] = Field(default_factory=list)
+    rotated: dict[int, int] = Field(default_factory=dict)
     splice_s: float = 0.0
     helper_s: float = 0.0
     fallbacks: list[Fallback] = Field(default_factory=list)

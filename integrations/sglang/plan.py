@@ -14,7 +14,7 @@ from leyline_agent.errors import DirectiveError
 from leyline_agent.report import FallbackReason
 from leyline_agent.wire import VERSION, SpliceRequest, WireDirective, hash_tokens
 
-from .marks import Marks, before, carry, check_marks, make_tag
+from .marks import Marks, before, carry, check_marks, make_tag, prefilled_from
 from .refusal import Refusal
 
 
@@ -23,12 +23,15 @@ class Copy:
     """One run to copy: base tokens [run.start, run.end) become prompt tokens [run.new_start, run.new_end).
 
     `directive` is the index of the last directive in front of the run, or of the one whose replacement it is.
-    `target_marks` are the marks of the prompt up to the end of the run, its own tag included.
     """
 
     run: KeptRun
     directive: int
-    target_marks: Marks
+    is_replacement: bool = False
+
+    def len_up_to(self, prompt_len: int) -> int:
+        """How many tokens of the run lie in front of `prompt_len`."""
+        return max(0, min(prompt_len, self.run.new_end) - self.run.new_start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,8 @@ class SplicePlan:
     """A checked request. `base` is rebuilt from the prompt and the removed tokens; `base_marks` are its marks.
 
     `copies` are in order; each needs the prompt in front of it to be in the cache when its turn comes: the copy before
-    it, and the replacement between the two. `marks` are the prompt's marks once all of them are done.
+    it, and the replacement between the two. `marks` are the prompt's marks once all of them are done, `kept_marks`
+    those that hold whether or not anything is spliced: of what stands in front of the first edit.
     """
 
     prompt: array[int]
@@ -44,6 +48,7 @@ class SplicePlan:
     base_marks: Marks
     directives: DirectiveSet
     copies: tuple[Copy, ...]
+    kept_marks: Marks
     marks: Marks
 
     @property
@@ -54,11 +59,6 @@ class SplicePlan:
     def first_edit(self) -> int:
         """Where prompt and base part."""
         return self.directives[0].start if self.directives else len(self.base)
-
-    @property
-    def kept_marks(self) -> Marks:
-        """Marks that hold whether or not anything is spliced: those in front of the first edit."""
-        return before(self.base_marks, self.first_edit)
 
     @property
     def depth(self) -> int:
@@ -84,7 +84,9 @@ def make_plan(
 ) -> SplicePlan:
     """Check `request` against the prompt and work out what to copy where.
 
-    The cache files whole pages, so each copy begins at a page boundary of the prompt; what lies before it is prefilled.
+    The cache files whole pages, so each copy begins and ends at a page boundary of the prompt, and nothing of it comes
+    from a page of the base that an edit begins in. What lies between copies is prefilled. So is the last token of the
+    base: sampled, it has no KV yet.
 
     `partial` is for prefills ahead of a turn, whose prompt ends inside the edited base: the base is then rebuilt as far
     as it goes and its hash is not compared. Raises Refusal with a typed reason for whatever does not fit.
@@ -94,14 +96,29 @@ def make_plan(
     ids = array("q", prompt)
     base_marks = check_marks(request.marks, request.base_len if request.directives else len(ids))
     if not request.directives:
-        return SplicePlan(ids, ids, base_marks, DirectiveSet(), (), base_marks)
+        kept = _kept(base_marks, request.base_len, page_size) if request.base_len else base_marks
+        return SplicePlan(ids, ids, base_marks, DirectiveSet(), (), kept, kept)
     directives = _directives(request)
     removed = [array("q", wire.removed) for wire in request.directives]
     base = _rebuild_base(ids, request, directives, removed, partial=partial)
-    edit = _Edit(base, base_marks, directives, removed, len(ids), page_size)
-    copies = edit.copies(reuse=request.reuse_replacements and page_size == 1)
-    marks = copies[-1].target_marks if copies else before(base_marks, directives[0].start)
-    return SplicePlan(ids, base, base_marks, directives, copies, _with_fresh_tail(marks, copies, len(base)))
+    edit = _Edit(base, len(base) if partial else len(base) - 1, directives, len(ids), page_size)
+    copies = tuple(edit.copies(reuse=request.reuse_replacements and page_size == 1))
+    kept = marks = _kept(base_marks, directives[0].start, page_size)
+    for copy in copies:
+        done = slice(copy.directive + 1)
+        seen = before(base_marks, copy.run.start + 1)
+        tag = make_tag(seen, copy.run, DirectiveSet(directives[done]), removed[done])
+        marks = (*before(marks, copy.run.new_start), *carry(base_marks, copy.run, tag))
+    return SplicePlan(ids, base, base_marks, directives, copies, kept, marks)
+
+
+def _kept(marks: Marks, new_from: int, page_size: int) -> Marks:
+    """The marks of a base in front of `new_from`, where other tokens follow; a page that holds both is prefilled."""
+    return prefilled_from(marks, _whole_pages(new_from, page_size))
+
+
+def _whole_pages(length: int, page_size: int) -> int:
+    return length - length % page_size
 
 
 def _directives(request: SpliceRequest) -> DirectiveSet:
@@ -174,41 +191,34 @@ def _rebuild_base(
 
 @dataclass(frozen=True, slots=True)
 class _Edit:
-    """What the copies of a checked request follow from."""
+    """What the copies of a checked request follow from. Of the base, `held_len` tokens may have KV."""
 
     base: array[int]
-    base_marks: Marks
+    held_len: int
     directives: DirectiveSet
-    removed: Sequence[array[int]]
     prompt_len: int
     page_size: int
 
-    def copies(self, *, reuse: bool) -> tuple[Copy, ...]:
-        """The run behind each directive, tagged, and with `reuse` the replacements that the base holds elsewhere."""
-        copies: list[Copy] = []
-        marks = before(self.base_marks, self.directives[0].start)
-        for run, number in self._runs(reuse=reuse):
-            done = slice(number + 1)
-            seen = before(self.base_marks, run.start + 1)
-            tag = make_tag(seen, run, DirectiveSet(self.directives[done]), self.removed[done])
-            marks = (*marks, *carry(self.base_marks, run, tag))
-            copies.append(Copy(run, number, marks))
-        return tuple(copies)
+    def copies(self, *, reuse: bool) -> Iterator[Copy]:
+        """The run behind each directive, and with `reuse` the replacements that the base holds elsewhere, in order.
 
-    def _runs(self, *, reuse: bool) -> Iterator[tuple[KeptRun, int]]:
-        """(run, number of its directive), in order. A run that the prompt cuts short is cut too."""
+        A run that the prompt cuts short is cut too.
+        """
         shift = 0
         for number, directive in enumerate(self.directives):
             new_start = directive.start + shift
             shift += directive.delta
-            found = self._find(directive.replacement, directive.start) if reuse and directive.replacement else -1
+            reusable = reuse and directive.replacement and directive.start <= self.held_len
+            found = self._find(directive.replacement, directive.start) if reusable else -1
             if found >= 0 and new_start + len(directive.replacement) <= self.prompt_len:
-                yield KeptRun(found, found + len(directive.replacement), new_start - found), number
+                run = KeptRun(found, found + len(directive.replacement), new_start - found)
+                yield Copy(run, number, is_replacement=True)
             start = directive.end + -(directive.end + shift) % self.page_size
-            end = self.directives[number + 1].start if number + 1 < len(self.directives) else len(self.base)
-            end = min(end, len(self.base), self.prompt_len - shift)
+            end = self.directives[number + 1].start if number + 1 < len(self.directives) else self.held_len
+            end = _whole_pages(min(end, self.held_len, self.prompt_len - shift), self.page_size)
+            end -= (end + shift) % self.page_size
             if end > start:  # otherwise spans touch, or nearly so
-                yield KeptRun(start, end, shift), number
+                yield Copy(KeptRun(start, end, shift), number)
 
     def _find(self, tokens: Sequence[int], end: int) -> int:
         """The last place in front of `end` where the base holds exactly `tokens`, -1 if there is none."""
@@ -217,13 +227,6 @@ class _Edit:
         while at > 0 and at % 8:
             at = haystack.rfind(needle, 0, at + len(needle) - 1)
         return at // 8 if at >= 0 else -1
-
-
-def _with_fresh_tail(marks: Marks, copies: tuple[Copy, ...], base_len: int) -> Marks:
-    """Tokens behind the last copy are prefilled now: no rotation yet, though on an amortized prefix."""
-    if not copies or copies[-1].run.end < base_len:
-        return marks
-    return (*marks, (copies[-1].run.new_end, 0, 0))
 
 
 def forgotten(directives: DirectiveSet) -> tuple[int, int]:

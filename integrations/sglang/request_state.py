@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +13,10 @@ from leyline_agent.report import DirectiveOutcome, Fallback, FallbackReason, Tur
 from leyline_agent.wire import SpliceRequest
 
 from .internal import HelperNote
-from .marks import Marks, first_amortized
+from .marks import Marks, first_amortized, prefilled_from
 from .plan import SplicePlan, make_plan
 from .refusal import Refusal
+from .splice import Spliced
 
 
 @dataclass(slots=True)
@@ -22,24 +24,26 @@ class RequestState:
     """Hangs on SGLang's `Req` as `req.leyline`.
 
     `marks` are those its radix keys carry now: before the splice only the marks in front of the first edit, afterwards
-    all of them, and none at all for a request that is served exactly. `admitting` is True while the scheduler matches
-    the request in order to run it, the one moment to splice.
+    all of them, and none at all for a request that is served exactly. Of a splice, copies stand up to token `reached`,
+    and `rotated` counts those made for this turn, by directive. `admitting` is True while the scheduler matches the
+    request in order to run it, the one moment to splice. `report` is what the client will be told.
     """
 
     plan: SplicePlan | None
     note: HelperNote
     marks: Marks = ()
     fallbacks: list[Fallback] = field(default_factory=list)
-    outcomes: dict[int, DirectiveOutcome] = field(default_factory=dict)
+    reached: int = 0
+    rotated: Counter[int] = field(default_factory=Counter)
     splice_s: float = 0.0
-    spliced: bool = False
     refused: bool = False
     admitting: bool = False
+    report: TurnReport | None = None
 
     @classmethod
     def from_wire(cls, text: object, note: HelperNote, prompt: array[int], page_size: int) -> RequestState:
         """The state of a request that carries `text`. Never raises: what does not fit becomes a typed fallback."""
-        state = cls(plan=None, note=note, fallbacks=list(note.fallbacks))
+        state = cls(plan=None, note=note, fallbacks=list(note.fallbacks), rotated=Counter(note.rotated))
         try:
             state.plan = make_plan(SpliceRequest.parse(text), prompt, page_size=page_size, partial=note.is_helper)
         except WireError as err:
@@ -49,7 +53,7 @@ class RequestState:
         else:
             state.marks = () if state.forgets else state.plan.kept_marks
             if state.forgets:
-                state._forget()
+                state._tell_of_mixed_modes()
         return state
 
     @property
@@ -63,43 +67,28 @@ class RequestState:
             return False
         return bool(self.plan.copies) or not self.note.is_helper
 
-    def _forget(self) -> None:
+    def _tell_of_mixed_modes(self) -> None:
         assert self.plan is not None
-        for number, directive in enumerate(self.plan.directives):
+        for directive in self.plan.directives:
             if directive.mode is Mode.AMORTIZE:
-                self.outcomes[number] = _outcome(directive, "refused")
                 detail = f"[{directive.start}, {directive.end}) came with a FORGET; the turn is served exactly"
                 self.fallbacks.append(Fallback(reason=FallbackReason.FORGET_IN_SET, detail=detail))
-            else:
-                self.outcomes[number] = _outcome(directive, "forgotten")
 
     def refuse(self, refusal: Refusal) -> None:
         """Serve the request exactly, as a FORGET would, and say why: no mark stays, so no amortized KV is hit."""
         self.refused = True
-        self.spliced = False
         self.fallbacks.append(refusal.fallback)
-        if self.plan is not None:
-            self.marks = ()
-            for number, directive in enumerate(self.plan.directives):
-                self.outcomes[number] = _outcome(directive, "refused")
+        self.marks = ()
 
-    def record(self, moved: dict[int, int], splice_s: float) -> None:
-        """The splice is in the cache; `moved` counts the tokens copied for each directive in this round."""
+    def record(self, spliced: Spliced, splice_s: float) -> None:
+        """The splice is in the cache, after this round of the scheduler."""
         assert self.plan is not None
-        self.spliced = True
-        self.marks = self.plan.marks
+        self.marks = prefilled_from(self.plan.marks, spliced.reached)
+        self.reached = spliced.reached
+        self.rotated.update(spliced.rotated)
         self.splice_s += splice_s
-        with_run = {copy.directive for copy in self.plan.copies}
-        for number, directive in enumerate(self.plan.directives):
-            count = moved.get(number, 0)
-            if number in self.outcomes:
-                count += self.outcomes[number].moved
-            elif number < len(self.note.moved):
-                count += self.note.moved[number]
-            status = "already" if number in with_run and not count else "spliced"
-            self.outcomes[number] = _outcome(directive, status, count)
 
-    def report(self, prompt_len: int, cached_len: int, kernel: str, dp_rank: int | None) -> TurnReport:
+    def make_report(self, prompt_len: int, cached_len: int, kernel: str, dp_rank: int | None) -> TurnReport:
         """The account of the turn, given how many prompt tokens the cache serves.
 
         Replacements that a helper prefilled for this turn count as prefilled, though the request then finds them in
@@ -111,13 +100,14 @@ class RequestState:
         amortized = cached_len - exact
         helper_exact = min(self.note.prefilled_exact, exact)
         helper_amortized = min(self.note.prefilled_amortized, amortized)
+        outcomes = self._outcomes(min(self.reached, cached_len))
         return TurnReport(
             prompt_tokens=prompt_len,
             exact=exact - helper_exact,
             amortized=amortized - helper_amortized,
-            rotated=sum(outcome.moved for outcome in self.outcomes.values()),
+            rotated=sum(outcome.rotated for outcome in outcomes),
             prefilled=prompt_len - cached_len + helper_exact + helper_amortized,
-            directives=tuple(self.outcomes[number] for number in sorted(self.outcomes)),
+            directives=outcomes,
             fallbacks=tuple({fallback.reason: fallback for fallback in self.fallbacks}.values()),
             marks=tuple(mark for mark in self.marks if mark[0] <= prompt_len),
             splices=max((depth for _, _, depth in self.marks), default=0),
@@ -127,16 +117,34 @@ class RequestState:
             helper_s=self.note.helper_s,
         )
 
+    def _outcomes(self, reached: int) -> tuple[DirectiveOutcome, ...]:
+        """What became of each directive, if copies stand up to `reached`."""
+        directives = self.plan.directives if self.plan is not None else ()
+        return tuple(self._outcome(number, directive, reached) for number, directive in enumerate(directives))
 
-def _outcome(directive: Directive, status: str, moved: int = 0) -> DirectiveOutcome:
-    return DirectiveOutcome(
-        start=directive.start,
-        end=directive.end,
-        replacement_len=len(directive.replacement),
-        mode=directive.mode,
-        status=status,
-        moved=moved,
-    )
+    def _outcome(self, number: int, directive: Directive, reached: int) -> DirectiveOutcome:
+        assert self.plan is not None
+        outcome = DirectiveOutcome(
+            start=directive.start,
+            end=directive.end,
+            replacement_len=len(directive.replacement),
+            mode=directive.mode,
+            status="refused",
+        )
+        if self.refused:
+            return outcome
+        if self.forgets:
+            return outcome.model_copy(update={"status": "forgotten"}) if directive.mode is Mode.FORGET else outcome
+        copies = [copy for copy in self.plan.copies if copy.directive == number]
+        rotated = self.rotated[number]
+        return outcome.model_copy(
+            update={
+                "status": "already" if copies and not rotated else "spliced",
+                "moved": sum(copy.len_up_to(reached) for copy in copies if not copy.is_replacement),
+                "reused": sum(copy.len_up_to(reached) for copy in copies if copy.is_replacement),
+                "rotated": rotated,
+            }
+        )
 
 
 def state_of(req: Any) -> RequestState | None:

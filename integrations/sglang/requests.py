@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from itertools import zip_longest
 from typing import Any
 
 from sglang.srt.managers.io_struct import GenerateReqInput
@@ -146,11 +146,13 @@ async def _run_helper(
     cached_len = info["cached_tokens"]
     border = first_amortized(report.marks)
     exact = max(0, min(border if border is not None else prompt_len, prompt_len) - cached_len)
+    rotated = Counter(note.rotated)
+    rotated.update({number: outcome.rotated for number, outcome in enumerate(report.directives)})
     return note.model_copy(
         update={
             "prefilled_exact": note.prefilled_exact + exact,
             "prefilled_amortized": note.prefilled_amortized + prompt_len - cached_len - exact,
-            "moved": _added(note.moved, [outcome.moved for outcome in report.directives]),
+            "rotated": dict(rotated),
             "splice_s": note.splice_s + report.splice_s,
             "fallbacks": [*note.fallbacks, *report.fallbacks],
         }
@@ -167,10 +169,6 @@ def _ahead_of(wire: SpliceRequest, number: int) -> SpliceRequest:
             "marks": [mark for mark in wire.marks if mark[0] < end],
         }
     )
-
-
-def _added(first: list[int], second: list[int]) -> list[int]:
-    return [a + b for a, b in zip_longest(first, second, fillvalue=0)]
 
 
 def unwrap_report(response: Any) -> dict[str, Any] | None:

@@ -13,6 +13,8 @@ Or in place, where nobody else uses the downstream: its slots leave the base and
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,11 +35,19 @@ if TYPE_CHECKING:
     from .cache import LeylineRadixCache
 
 
-def splice(cache: LeylineRadixCache, rotator: PoolRotator, plan: SplicePlan, namespace: Namespace) -> dict[int, int]:
-    """Bring the plan's copies into the cache; returns the tokens moved for each directive (by index).
+@dataclass(frozen=True, slots=True)
+class Spliced:
+    """Copies stand in the prompt up to token `reached`; `rotated` were made now, by directive (the index)."""
+
+    reached: int
+    rotated: Mapping[int, int]
+
+
+def splice(cache: LeylineRadixCache, rotator: PoolRotator, plan: SplicePlan, namespace: Namespace) -> Spliced:
+    """Bring the plan's copies into the cache, or what is missing of them after an earlier try.
 
     Modifies the cache: it evicts what is needed for room, or takes the base's own slots, and inserts the moved KV. On
-    any error before the insert no slot is lost. Nothing to do, because an earlier try did it, returns {}.
+    any error before the insert no slot is lost.
     Raises Refusal if the base or a replacement is not cached, nothing lies downstream, or there is no room.
     """
     if not plan.copies:
@@ -49,10 +59,8 @@ def splice(cache: LeylineRadixCache, rotator: PoolRotator, plan: SplicePlan, nam
     with cache.held(target_node):
         cached_base_len, source_node = match(cache, source_key, namespace)
         pending = _pending(plan, have, cached_base_len, cache.page_size)
-        if not pending and have < plan.copies[0].run.new_end:
-            raise Refusal(FallbackReason.NOTHING_DOWNSTREAM, "no cached token lies behind the edits")
         if not pending:
-            return {}
+            return Spliced(have, {})
         prefix = cache.path_device_indices(target_node)
         slots = _move_in_place(cache, rotator, source_key, namespace, cached_base_len, pending)
         if slots is None:
@@ -64,10 +72,10 @@ def splice(cache: LeylineRadixCache, rotator: PoolRotator, plan: SplicePlan, nam
                 prev_prefix_len=have,
             )
         )
-    moved: dict[int, int] = {}
+    rotated: dict[int, int] = {}
     for copy, piece in pending:
-        moved[copy.directive] = moved.get(copy.directive, 0) + len(piece)
-    return moved
+        rotated[copy.directive] = rotated.get(copy.directive, 0) + len(piece)
+    return Spliced(have + len(slots), rotated)
 
 
 def _copy(
@@ -139,8 +147,8 @@ def _prefers_in_place(cache: LeylineRadixCache, base_len: int, num_slots: int) -
 def _pending(plan: SplicePlan, have: int, cached_base_len: int, page_size: int) -> list[tuple[Copy, range]]:
     """Base tokens still to copy, as (copy, range of base positions): contiguous in the prompt from `have` on.
 
-    A copy that is cached already, or in part, is skipped as far as it is. Behind the last base token in the cache there
-    is nothing to copy; the request prefills the rest.
+    A copy that is cached already, or in part, is skipped as far as it is. The last may end early, where the cached base
+    does: the request prefills the rest.
     """
     last = plan.copies[-1]
     pending: list[tuple[Copy, range]] = []
@@ -149,11 +157,10 @@ def _pending(plan: SplicePlan, have: int, cached_base_len: int, page_size: int) 
         run = copy.run
         if run.new_end <= have:
             continue
-        if copy is last and cached_base_len == run.start == len(plan.base) - 1:
-            break  # the token sampled last never had KV
         start = max(reached, run.new_start) - run.shift
         end = min(run.end, cached_base_len)
-        if cached_base_len <= start and (copy is not last or not have > run.new_start):
+        end -= (end + run.shift) % page_size  # only whole pages are filed
+        if end <= start and (copy is not last or have <= run.new_start):
             raise Refusal(
                 FallbackReason.BASE_NOT_CACHED,
                 f"the base is cached up to {cached_base_len} of {len(plan.base)} tokens; "
@@ -165,11 +172,9 @@ def _pending(plan: SplicePlan, have: int, cached_base_len: int, page_size: int) 
                 f"the prompt is cached up to {reached}, but the run of directive {copy.directive} begins at "
                 f"{run.new_start}; its replacement has to be prefilled first",
             )
-        if copy is last:
-            end -= (end + run.shift) % page_size  # only whole pages are filed
         if end > start:
             pending.append((copy, range(start, end)))
-        reached = end + run.shift
+            reached = end + run.shift
     return pending
 
 

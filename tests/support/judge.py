@@ -10,7 +10,7 @@ from torch import Tensor
 
 from leyline_agent.directives import Directive, DirectiveSet, Mode
 from reference import TRUTH, KvState, ReferenceModel, Rule
-from splice_client import Answer, Conversation, SpliceClient
+from splice_client import Answer, Conversation, Marks, SpliceClient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,26 +65,23 @@ class Judged:
         return gap(self.answer, self.before.model.empty().log_probs(self.answer.prompt, self.answer.output))
 
 
-def reused_state(
-    before: KvState, edits: DirectiveSet, report: TurnReport, cached: int, *, already_end: int = 0
-) -> KvState:
+def reused_state(before: KvState, marks: Marks, edits: DirectiveSet, report: TurnReport, cached: int) -> KvState:
     """What the server reused for a turn if its report is true, however much had been evicted by then.
 
-    `before` is the KV of the whole base. The report says how much of each run was copied; the rest of the run was
-    computed behind it. It does not say how far a splice that was "already" there had been copied by whoever made it:
-    to `already_end` of the base. A turn without amortized KV is exact, whatever it reused.
+    `before` is the KV of the whole base, `marks` are its marks. The report says how much of each run stands moved; the
+    rest of the run was computed behind it. Without an edit, marks that changed end where other tokens were computed
+    than those of `before`. A turn without amortized KV is exact, whatever it reused.
     """
     if not report.amortized:
         return before.model.empty()
     if not edits:
-        return before.head(cached)
+        return before.head(cached if report.marks == tuple(marks) else min(cached, report.marks[-1][0]))
     state = before.head(edits[0].start)
     ends = [*(directive.start for directive in edits[1:]), len(before)]
     shift = 0
     for directive, outcome, end in zip(edits, report.directives, ends, strict=True):
         shift += directive.delta
-        copied = min(end, already_end if outcome.status == "already" else directive.end + outcome.moved)
-        copied = max(copied, min(directive.end, end))
+        copied = directive.end + outcome.moved
         state = state.extend(directive.replacement)
         state = before.moved_onto(state, directive.end, copied, shift)
         state = state.extend(before.tokens[copied:end])
@@ -105,39 +102,34 @@ class JudgedConversation(Conversation):
         self.last: Judged | None = None
 
     def fork(self) -> JudgedConversation:
-        other = JudgedConversation(self.server, self.state.model, by_report=self.by_report, **self.fields)
+        other = type(self)(self.server, self.state.model, by_report=self.by_report, **self.fields)
         other.base, other.marks, other.state, other.last = list(self.base), self.marks, self.state, self.last
         return other
 
     def turn(self, new_tokens: Sequence[int], *directives: Directive, max_new_tokens: int = 8, **fields: Any) -> Answer:
-        base = self.base
+        base, marks = self.base, self.marks
         answer = super().turn(new_tokens, *directives, max_new_tokens=max_new_tokens, **fields)
-        self.follow(base, DirectiveSet(directives), answer)
+        self.follow(base, DirectiveSet(directives), answer, marks)
         return answer
 
-    def follow(self, base: Sequence[int], edits: DirectiveSet, answer: Answer) -> Judged:
-        """Do in the reference what the server did when it applied `edits` to `base` and gave `answer`."""
+    def follow(self, base: Sequence[int], edits: DirectiveSet, answer: Answer, marks: Marks = ()) -> Judged:
+        """Do in the reference what the server did when it applied `edits` to `base`, which had `marks`."""
         if self.by_report:
-            spliced = self._reused(base, edits, answer)
+            spliced = reused_state(self._whole(base), marks, edits, answer.the_report, answer.cached)
         elif edits.mode is Mode.FORGET or answer.reasons:
             spliced = self.state.model.empty()
         else:
-            spliced = self.state.splice(edits)
+            spliced = self.splice(edits)
         self.last = Judged(answer, self.state, edits, spliced)
         self.state = spliced.extend([*self.last.rest, *answer.output[:-1]])
         return self.last
 
-    def _reused(self, base: Sequence[int], edits: DirectiveSet, answer: Answer) -> KvState:
-        whole = self.state.extend(base[len(self.state) :])  # somebody else may have computed the last token
-        report, cached = answer.the_report, answer.cached
-        # A splice that was there was made before or after the last token of the base had its KV.
-        candidates = [
-            reused_state(whole, edits, report, cached, already_end=already_end)
-            for already_end in (len(base) - 1, len(base))
-        ]
-        if "already" not in {outcome.status for outcome in report.directives} or not answer.log_probs:
-            return candidates[0]
-        return min(candidates, key=lambda state: Judged(answer, whole, edits, state).gap())
+    def splice(self, edits: DirectiveSet) -> KvState:
+        """The cache of the base after `edits`, all of them applied in full."""
+        return self.state.splice(edits)
+
+    def _whole(self, base: Sequence[int]) -> KvState:
+        return self.state.extend(base[len(self.state) :])  # somebody else may have computed the last token
 
     def judged_turn(self, new_tokens: Sequence[int], *directives: Directive, **fields: Any) -> Judged:
         """A turn whose directives must all be applied, and whose every log-prob must be that of the reference."""
@@ -152,7 +144,6 @@ class JudgedConversation(Conversation):
         edits = DirectiveSet(directives)
         edited = edits.apply(self.base)
         report = self.server.prepare(edited, self.request(*directives), **self.fields)
-        whole = self.state.extend(self.base[len(self.state) :])
-        self.state = reused_state(whole, edits, report, len(edited), already_end=len(whole) - 1)
+        self.state = reused_state(self._whole(self.base), self.marks, edits, report, len(edited))
         self.base, self.marks = edited, report.marks
         return report

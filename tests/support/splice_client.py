@@ -56,8 +56,8 @@ class Answer:
 
     @property
     def mark_positions(self) -> list[int]:
-        """Where in the prompt amortized KV begins, kept apart by a tag (other marks only count rotations)."""
-        return [position for position, tag, _ in self.the_report.marks if tag]
+        """Where in the prompt moved runs begin (other marks count rotations, or say where a run ended early)."""
+        return [position for position, tag, depth in self.the_report.marks if tag and depth]
 
     @property
     def the_report(self) -> TurnReport:

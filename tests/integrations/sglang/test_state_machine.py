@@ -181,8 +181,10 @@ class ServerMachine(RuleBasedStateMachine):
         self.model.serve_unfinished(None, talk.fields.get("cache_salt"), prompt)
 
     def press(self, talk, rng):
-        """Somebody else's long prompt pushes out what was not used for longest."""
-        prompt = text(rng.randrange(10, 2**32), rng.randrange(self.pool_size // 4, self.pool_size // 2))
+        """Somebody else's long prompt pushes out what was not used for longest: much of it, or the end of one base."""
+        much, little = self.pool_size // 2, self.server.idle_pool().free + rng.randrange(200)
+        length = min(rng.choice([rng.randrange(much // 2, much), little]), self.pool_size - 300)
+        prompt = text(rng.randrange(10, 2**32), length)
         answer = self.server.generate(prompt, max_new_tokens=1, log_probs=False)
         self.model.serve(None, None, answer.prompt)
 
@@ -203,13 +205,15 @@ class ServerMachine(RuleBasedStateMachine):
         edits = edits or DirectiveSet()
         salt, base, marks = talk.fields.get("cache_salt"), list(talk.base), talk.marks
         prompt = talk.prompt(new_tokens, *edits)
-        # Marks whose KV is gone are dropped, and exact KV is looked for instead.
-        plain_bound = max(self.model.bound(salt, prompt, held) for held in ((), () if edits else marks))
         answer = talk.turn(new_tokens, *edits, max_new_tokens=3)
         talk.last.check()
         assert set(answer.reasons) <= EXPECTED_REASONS
         report = answer.the_report
         self.seen.update([*answer.reasons, *(outcome.status for outcome in report.directives)])
+        if report.spliced:
+            last, whole = report.directives[-1], len(base) - 1 - edits[-1].end
+            self.seen["spliced in part"] += 0 < last.moved < whole
+            self.seen["several spliced"] += len(edits) > 1
         assert report.exact + report.amortized + report.prefilled == report.prompt_tokens == len(prompt)
         assert report.amortized == 0 or report.marks
         if edits and edits.mode is Mode.FORGET:
@@ -221,7 +225,7 @@ class ServerMachine(RuleBasedStateMachine):
             exact_len = edits[0].start + len(edits[0].replacement)
             self.model.serve(talk, salt, prompt[:exact_len], slots=exact_len)
         else:
-            self.check_reuse(answer, plain_bound)
+            self.check_reuse(answer, self.model.bound(salt, prompt, report.marks))
         self.model.serve(talk, salt, answer.base[:-1], report.marks)
 
     def check_reuse(self, answer, bound: int) -> None:
@@ -254,7 +258,10 @@ def run(server, reference, examples: int, *, derandomize: bool) -> Counter[str]:
 @pytest.mark.timeout(900)
 def test_any_order_of_events(server, reference):
     seen = run(server, reference, 25, derandomize=True)
-    for happened in ("spliced", "forgotten", "base_not_cached", "reuse foretold"):  # test_forget.py mixes modes
+    for happened in (
+        "spliced", "several spliced", "spliced in part", "already", "forgotten", "forget_in_set", "base_not_cached",
+        "fork", "reuse foretold",
+    ):  # fmt: skip
         assert seen[happened] >= 3, f"{happened} is too rare for this test to mean anything: {dict(seen)}"
 
 
