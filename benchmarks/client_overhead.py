@@ -1,9 +1,11 @@
-"""What Leyline costs on the client's side: the time of `plan` and `commit` for a long history, tokenization included.
+"""What Leyline costs on the client's side: a call of the drop-in client beside the same call of the stock one.
 
-    python benchmarks/client_overhead.py MODEL_FOLDER [--rounds 60] [--json benchmarks/results/client_overhead.json]
+    python benchmarks/client_overhead.py MODEL_FOLDER [--rounds 59] [--json benchmarks/results/client_overhead.json]
 
 The history grows as an agent's does. In every measured turn one tool output ages out of the policy's window, so that
-each of them renders, diffs and makes a directive with tens of thousands of tokens behind it. No server is needed.
+each of them renders, tokenizes, diffs, makes a directive with tens of thousands of tokens behind it, and sends the
+prompt as token ids beside the messages. Answers come from memory, in the SDK's own HTTP library: no server is needed,
+and none is measured.
 """
 
 from __future__ import annotations
@@ -16,14 +18,20 @@ import random
 import statistics
 import subprocess
 import time
+from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from leyline_agent.manager import ContextManager
+import openai
+
+from leyline_agent.config import Config
+from leyline_agent.integrations.openai import OpenAI
 from leyline_agent.policies import TruncateToolOutputs
 from leyline_agent.renderers import TemplateRenderer
 from leyline_agent.report import TurnReport
+from leyline_agent.wire import SpliceRequest
 
 WORDS = ("def", "return", "import", "self", "value", "result", "error", "test", "file", "path", "line", "list", "class")
 
@@ -49,53 +57,71 @@ def history(rounds: int, words: int) -> list[dict[str, Any]]:
     return messages
 
 
+class CannedServer:
+    """Answers every chat completion with what `prepare` made, in no time worth speaking of."""
+
+    def __init__(self) -> None:
+        self.library = import_module("httpx" if int(openai.__version__.split(".")[0]) < 3 else "httpx2")
+        self.answer = b""
+        self.asked = b""
+
+    def prepare(self, prompt_ids: list[int] | None) -> None:
+        """The next answer: 30 sampled tokens, a report, and the prompt's ids if the request will not bring them."""
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Let me look."}}
+        usage = {"prompt_tokens": 1, "completion_tokens": 30, "total_tokens": 31}
+        head = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+        ids = {"output_ids": [[11] * 30], **({"input_ids": prompt_ids} if prompt_ids else {})}
+        report = TurnReport(marks=((100, 7, 1),)).to_wire()
+        self.answer = json.dumps({**head, "sglext": ids, "metadata": {"leyline": report}}).encode()
+
+    def client(self, kind: type[openai.OpenAI], **options: Any) -> Any:
+        http_client = self.library.Client(transport=self.library.MockTransport(self._respond))
+        return kind(base_url="http://canned/v1", api_key="none", http_client=http_client, **options)
+
+    def _respond(self, request: Any) -> Any:
+        if request.url.path == "/leyline/status":
+            return self.library.Response(200, json={"ready": True})
+        self.asked = request.content
+        return self.library.Response(200, content=self.answer, headers={"content-type": "application/json"})
+
+
 def measure(folder: Path, rounds: int, words: int, measured: int) -> dict[str, Any]:
-    session = ContextManager(
-        TruncateToolOutputs(keep_turns=rounds - measured), TemplateRenderer.from_folder(folder)
-    ).session("bench")
+    server, renderer = CannedServer(), TemplateRenderer.from_folder(folder)
+    policy = TruncateToolOutputs(keep_turns=rounds - measured)
+    ours = server.client(OpenAI, policy=policy, renderer=renderer, config=Config(verify_renderer=False))
+    stock = server.client(openai.OpenAI)
     messages = history(rounds, words)
-    wall_ms: list[float] = []
-    cpu_ms: list[float] = []
+    calls: list[dict[str, float]] = []
     tokens = directives = 0
     for turn in range(rounds + 1):
-        watch = Stopwatch()
-        plan = session.plan(messages[: 2 + 2 * turn])
-        watch.pause()
-        prompt = plan.input_ids
-        if prompt is None:  # nothing edited yet: the server would render, and report the ids
-            assert session.renderer is not None
-            prompt = session.renderer.render(plan.messages).token_ids.tolist()
-        watch.go_on()
-        session.commit(plan, prompt_ids=prompt, output_ids=[[11] * 30], report=TurnReport(marks=((100, 7, 1),)))
-        watch.pause()
-        if turn > rounds - measured:
-            wall_ms.append(1000 * watch.wall_s)
-            cpu_ms.append(1000 * watch.cpu_s)
-            directives += len(plan.directives)
-            tokens = len(prompt)
+        sent = messages[: 2 + 2 * turn]
+        is_edited = turn > rounds - measured
+        server.prepare(None if is_edited else renderer.render(sent).token_ids.tolist())
+        completion, times = timed(lambda sent=sent: ours.chat.completions.create(model="m", messages=sent))  # type: ignore[misc]
+        if is_edited:
+            body = json.loads(server.asked)
+            directives += len(SpliceRequest.parse(body["custom_params"]["leyline"]).directives)
+            tokens = len(body["input_ids"])
+            server.prepare(None)
+            _, of_stock = timed(lambda sent=sent: stock.chat.completions.create(model="m", messages=sent))  # type: ignore[misc]
+            overhead = {f"overhead_{clock}": times[clock] - of_stock[clock] for clock in times}
+            calls.append(
+                {**times, **overhead, "stock_wall": of_stock["wall"], "plan": 1000 * completion.leyline.plan_s}
+            )
     return {
         "messages": len(messages),
         "prompt_tokens": tokens,
-        "measured_turns": len(wall_ms),
+        "measured_turns": len(calls),
         "directives": directives,
-        "plan_and_commit_wall_ms": spread(wall_ms),
-        "plan_and_commit_cpu_ms": spread(cpu_ms),
+        **{f"{name}_ms": spread([call[name] for call in calls]) for name in calls[0]},
     }
 
 
-class Stopwatch:
-    """Wall clock and this thread's processor time, over several stretches."""
-
-    def __init__(self) -> None:
-        self.wall_s = self.cpu_s = 0.0
-        self.go_on()
-
-    def go_on(self) -> None:
-        self._wall, self._cpu = time.perf_counter(), time.thread_time()
-
-    def pause(self) -> None:
-        self.wall_s += time.perf_counter() - self._wall
-        self.cpu_s += time.thread_time() - self._cpu
+def timed(call: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
+    """What `call` returns, and how long it took in ms: by the wall clock, and of this thread's processor time."""
+    wall, cpu = time.perf_counter(), time.thread_time()
+    result = call()
+    return result, {"wall": 1000 * (time.perf_counter() - wall), "cpu": 1000 * (time.thread_time() - cpu)}
 
 
 def spread(times_ms: list[float]) -> dict[str, float]:
@@ -121,6 +147,7 @@ def main() -> None:
         "processors": os.cpu_count(),
         "load_average": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
+        "openai": version("openai"),
         "tokenizers": version("tokenizers"),
         "tokenizer": arguments.folder.name,
         "commit": commit.stdout.strip() or "none",

@@ -49,7 +49,11 @@ class Config:
 
     tokenizer: str | None = None
     """Folder with `tokenizer.json` and the chat template, for rendering on this side; it is compared with the server's
-    rendering, which wins if they differ. None: the server renders."""
+    rendering, which wins if they differ. None: the server's own tokenizer, if it is to be fetched."""
+
+    fetch_tokenizer: bool = True
+    """Whether a client that has no tokenizer takes the server's, once. Otherwise, and where the server has none to give
+    or this environment lacks the extra `tokens`, the server renders: some requests more on each turn that edits."""
 
     verify_renderer: bool = True
     """Whether a local rendering is compared with the server's, once for every kind of history."""

@@ -151,6 +151,7 @@ class Session:
                 usage=usage,
                 ended_s=self.manager.clock(),
                 dp_rank=report.dp_rank if report is not None else None,
+                parent=plan.previous.history.key if plan.previous is not None else b"",
             )
         )
 

@@ -70,7 +70,7 @@ class TurnRecord:
     `history` is the original history it was made for, `edits` the edits in force. `prompt_ids` is the prompt the server
     holds, empty when it is not known; `outputs` are the token ids sampled after it, one for each answer. `marks` say
     where in the prompt amortized KV begins. `ended_s` is on the clock of the manager. `dp_rank` is the worker of the
-    server that holds the tokens, where it has several.
+    server that holds the tokens, where it has several. `parent` is the key of the turn whose tokens it was made from.
     """
 
     history: HistoryKeys
@@ -82,6 +82,7 @@ class TurnRecord:
     usage: Usage | None = None
     ended_s: float = 0.0
     dp_rank: int | None = None
+    parent: bytes = b""
 
     @property
     def message_count(self) -> int:
@@ -105,7 +106,12 @@ class TurnRecord:
         return self.prompt_ids + max(self.outputs, key=shared)
 
     def merged_with(self, older: TurnRecord) -> TurnRecord:
-        """This record with the answers of an older one for the same prompt (`n` choices, several threads)."""
+        """This record with the answers of an older one for the same prompt (`n` choices, several threads).
+
+        A turn of which no tokens came back (a stream that was closed early) takes nothing away from what is known.
+        """
+        if not self.prompt_ids and older.prompt_ids and older.edits == self.edits:
+            return replace(older, ended_s=self.ended_s)
         if older.prompt_ids != self.prompt_ids:
             return self
         outputs = list(self.outputs)

@@ -7,7 +7,7 @@ from typing import Any
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
-from leyline_agent.integrations.langgraph.messages import edited_messages
+from leyline_agent.integrations.langgraph.messages import plan_view
 from leyline_agent.manager import ContextManager
 from leyline_agent.policy import MessageFunction, Policy
 
@@ -34,9 +34,11 @@ def policy_hook(policy: Policy | MessageFunction, *, key: str = "messages") -> C
 
     With a `ChatLeyline` no hook is needed: `create_react_agent(ChatLeyline(policy=...), tools)`.
     """
-    manager = ContextManager(policy)
+    session = ContextManager(policy).session()
 
     def hook(state: Any) -> dict[str, Any]:
-        return {"llm_input_messages": edited_messages(manager, state[key])}
+        shown, plan = plan_view(session, state[key])
+        session.commit(plan)
+        return {"llm_input_messages": shown}
 
     return hook

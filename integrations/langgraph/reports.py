@@ -6,12 +6,25 @@ from collections.abc import Iterable
 from typing import Any
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 
 from leyline_agent.client_report import ClientReport
 from leyline_agent.run_report import RunReport
 from leyline_agent.wire import KEY
+
+
+def as_metadata(report: ClientReport) -> dict[str, Any]:
+    """A report as it stands in `response_metadata`."""
+    return {KEY: report.model_dump(mode="json")}
+
+
+def annotate(message: AIMessage, report: ClientReport) -> None:
+    """Put a report on the message it is about, and the reused tokens into its usage."""
+    message.response_metadata.update(as_metadata(report))
+    if message.usage_metadata is not None and report.served:
+        details = {**(message.usage_metadata.get("input_token_details") or {}), "cache_read": report.reused}
+        message.usage_metadata["input_token_details"] = details  # type: ignore[typeddict-item]
 
 
 def reports_of(messages: Iterable[BaseMessage]) -> RunReport:

@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from leyline_agent.client_report import ClientReport
 from leyline_agent.edits import Usage
 from leyline_agent.wire import KEY
 
@@ -96,3 +97,12 @@ def _usage(usage: Any) -> Usage:
         cached_tokens=getattr(details, "cached_tokens", None) or 0,
         completion_tokens=usage.completion_tokens or 0,
     )
+
+
+def report_of(response: object) -> ClientReport | None:
+    """The report of a completion, or of a stream that was read; None where there is none.
+
+    `response.leyline` for type checkers, and for the `.stream()` helper, which keeps the stream to itself.
+    """
+    report = getattr(getattr(response, "_raw_stream", response), KEY, None)
+    return report if isinstance(report, ClientReport) else None

@@ -80,13 +80,14 @@ class ChatRequest:
         """Other fields that the server's rendering looks at."""
         return {name: self.body[name] for name in _RENDER_FIELDS if self.body.get(name) is not None}
 
-    def wants(self, field: str) -> bool:
-        """Whether the caller asked for something that Leyline asks for as well."""
-        return bool(self.body.get(field))
+    @property
+    def plain_body(self) -> dict[str, Any]:
+        """The body as the stock client would send it."""
+        return {key: value for key, value in self.body.items() if key != KEY}
 
     def with_view(self, messages: list[Any], extras: Mapping[str, Any]) -> dict[str, Any]:
         """The body with the view's messages and `extras`; what the caller said itself wins."""
-        theirs = {key: value for key, value in self.body.items() if key != KEY}
+        theirs = self.plain_body
         merged = {**extras, **theirs, "messages": messages}
         if "custom_params" in extras and isinstance(theirs.get("custom_params"), Mapping):
             merged["custom_params"] = {**extras["custom_params"], **theirs["custom_params"]}
@@ -97,6 +98,14 @@ class ChatRequest:
         theirs = self.options.post_parser
         parser = _chained(post_parser, theirs) if callable(theirs) else post_parser
         return self.options.model_copy(update={"json_data": body, "extra_json": None, "post_parser": parser})
+
+
+def plain_options(options: Any) -> Any:
+    """The SDK's options of a request that Leyline lets through, less what was said to Leyline in its `extra_body`."""
+    if not isinstance(options.extra_json, Mapping) or KEY not in options.extra_json:
+        return options
+    theirs = {key: value for key, value in options.extra_json.items() if key != KEY}
+    return options.model_copy(update={"extra_json": theirs or None})
 
 
 def _chained(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -13,9 +13,10 @@ from typing import Any, Self
 import openai
 
 from leyline_agent.config import Config
-from leyline_agent.errors import ConfigError
+from leyline_agent.integrations.openai.chat_request import ChatRequest, plain_options
 from leyline_agent.integrations.openai.runtime import Leyline, OnReport
 from leyline_agent.integrations.openai.session import AsyncClientSession, ClientSession
+from leyline_agent.integrations.openai.side_requests import AsyncSideRequests, SyncSideRequests
 from leyline_agent.policy import MessageFunction, Policy
 from leyline_agent.renderers import Renderer
 
@@ -38,15 +39,15 @@ class OpenAI(openai.OpenAI):
         leyline_session: str | None = None,
         **options: Any,
     ) -> None:
-        self.leyline = _runtime(leyline, policy, config, renderer, on_report)
+        self.leyline = Leyline.of(leyline, policy=policy, config=config, renderer=renderer, on_report=on_report)
         self.leyline_session = leyline_session
         super().__init__(**options)
 
     @classmethod
     def adopt(cls, client: openai.OpenAI, leyline: Leyline) -> OpenAI:
-        """A client like a stock one, address, key and connections included, with Leyline in it."""
-        twin = client.copy()
-        twin.__class__ = cls  # its own constructor has options that only the SDK's `copy` knows how to hand on
+        """A client like another one, class, address, key and connections included, with Leyline in it."""
+        twin = client.copy()  # the constructor has options that only the SDK's `copy` knows how to hand on
+        twin.__class__ = _with_leyline(cls, type(twin))
         assert isinstance(twin, OpenAI)
         twin.leyline, twin.leyline_session = leyline, None
         return twin
@@ -63,20 +64,18 @@ class OpenAI(openai.OpenAI):
 
     def request(self, cast_to: Any, options: Any, *, stream: bool = False, stream_cls: Any = None) -> Any:
         """The SDK's `request`, once a logical call, with chat completions planned and committed."""
-        request = self.leyline.concerned(options)
-        if request is None:
-            return super().request(cast_to, options, stream=stream, stream_cls=stream_cls)
-        transport = SyncTransport(self)
-        turn = self.leyline.begin(request, transport, self.leyline_session)
+        how: dict[str, Any] = {"stream": stream, "stream_cls": stream_cls}
+        request, side = ChatRequest.of(options), SyncSideRequests(self, options)
+        turn = self.leyline.begin(request, side, self.leyline_session) if request is not None else None
         if turn is None:
-            return super().request(cast_to, options, stream=stream, stream_cls=stream_cls)
+            return super().request(cast_to, plain_options(options), **how)
         try:
-            response = super().request(cast_to, turn.options, stream=stream, stream_cls=stream_cls)
+            response = super().request(cast_to, turn.options, **how)
         except openai.APIStatusError as err:
-            if turn.plain or not self.leyline.rejects(err, transport):
+            if turn.plain or not self.leyline.lost(err.status_code, side):
                 raise
-            turn = turn.without_leyline(f"it answered {err.status_code}, and no longer has Leyline")
-            response = super().request(cast_to, turn.options, stream=stream, stream_cls=stream_cls)
+            turn = turn.without_leyline(err.status_code)
+            response = super().request(cast_to, turn.options, **how)
         turn.sent()
         return response
 
@@ -95,15 +94,15 @@ class AsyncOpenAI(openai.AsyncOpenAI):
         leyline_session: str | None = None,
         **options: Any,
     ) -> None:
-        self.leyline = _runtime(leyline, policy, config, renderer, on_report)
+        self.leyline = Leyline.of(leyline, policy=policy, config=config, renderer=renderer, on_report=on_report)
         self.leyline_session = leyline_session
         super().__init__(**options)
 
     @classmethod
     def adopt(cls, client: openai.AsyncOpenAI, leyline: Leyline) -> AsyncOpenAI:
-        """A client like a stock one, address, key and connections included, with Leyline in it."""
-        twin = client.copy()
-        twin.__class__ = cls  # its own constructor has options that only the SDK's `copy` knows how to hand on
+        """A client like another one, class, address, key and connections included, with Leyline in it."""
+        twin = client.copy()  # the constructor has options that only the SDK's `copy` knows how to hand on
+        twin.__class__ = _with_leyline(cls, type(twin))
         assert isinstance(twin, AsyncOpenAI)
         twin.leyline, twin.leyline_session = leyline, None
         return twin
@@ -120,72 +119,28 @@ class AsyncOpenAI(openai.AsyncOpenAI):
 
     async def request(self, cast_to: Any, options: Any, *, stream: bool = False, stream_cls: Any = None) -> Any:
         """The SDK's `request`; planning runs in a thread, its own requests in this event loop."""
-        request = self.leyline.concerned(options)
-        if request is None:  # not by way of the executor: its threads wait for just such requests
-            return await super().request(cast_to, options, stream=stream, stream_cls=stream_cls)
-        loop = asyncio.get_running_loop()
-        transport = AsyncTransport(self, loop)
-        executor = self.leyline.executor
-        turn = await loop.run_in_executor(executor, self.leyline.begin, request, transport, self.leyline_session)
+        how: dict[str, Any] = {"stream": stream, "stream_cls": stream_cls}
+        request = ChatRequest.of(options)
+        if request is None:  # not by way of a thread: those wait for just such requests
+            return await super().request(cast_to, plain_options(options), **how)
+        side = AsyncSideRequests(self, asyncio.get_running_loop(), options)
+        turn = await self.leyline.in_thread(self.leyline.begin, request, side, self.leyline_session)
         if turn is None:
-            return await super().request(cast_to, options, stream=stream, stream_cls=stream_cls)
+            return await super().request(cast_to, plain_options(options), **how)
         try:
-            response = await super().request(cast_to, turn.options, stream=stream, stream_cls=stream_cls)
+            response = await super().request(cast_to, turn.options, **how)
         except openai.APIStatusError as err:
-            if turn.plain or not await loop.run_in_executor(executor, self.leyline.rejects, err, transport):
+            if turn.plain or not await self.leyline.in_thread(self.leyline.lost, err.status_code, side):
                 raise
-            turn = turn.without_leyline(f"it answered {err.status_code}, and no longer has Leyline")
-            response = await super().request(cast_to, turn.options, stream=stream, stream_cls=stream_cls)
+            turn = turn.without_leyline(err.status_code)
+            response = await super().request(cast_to, turn.options, **how)
         turn.sent()
         return response
 
 
-class SyncTransport:
-    """Leyline's side requests through a sync client. The probe is short and not retried."""
-
-    def __init__(self, client: OpenAI) -> None:
-        self._client = client
-        self.base_url = str(client.base_url)
-
-    def get(self, url: str) -> Any:
-        return self._client.get(url, cast_to=object, options=_probe_options(self._client.leyline.config))
-
-    def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        return self._client.post(path, cast_to=object, body=body)
-
-
-class AsyncTransport:
-    """Leyline's side requests through an async client, called from a planning thread while the loop runs on."""
-
-    def __init__(self, client: AsyncOpenAI, loop: asyncio.AbstractEventLoop) -> None:
-        self._client, self._loop = client, loop
-        self.base_url = str(client.base_url)
-
-    def get(self, url: str) -> Any:
-        request = self._client.get(url, cast_to=object, options=_probe_options(self._client.leyline.config))
-        return asyncio.run_coroutine_threadsafe(request, self._loop).result()
-
-    def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        request = self._client.post(path, cast_to=object, body=body)
-        return asyncio.run_coroutine_threadsafe(request, self._loop).result()
-
-
-def _probe_options(config: Config) -> Any:
-    return {"max_retries": 0, "timeout": config.probe_timeout_s}
-
-
-def _runtime(
-    leyline: Leyline | None,
-    policy: Policy | MessageFunction | None,
-    config: Config | None,
-    renderer: Renderer | None,
-    on_report: OnReport | None,
-) -> Leyline:
-    if leyline is None:
-        return Leyline(policy, config=config, renderer=renderer, on_report=on_report)
-    if any(value is not None for value in (policy, config, renderer, on_report)):
-        raise ConfigError("give either `leyline` or policy, config, renderer and on_report; the runtime has its own")
-    return leyline
+def _with_leyline(ours: type, theirs: type) -> type:
+    """Our class, or if theirs is not the stock one, both: a client of the user's own keeps its methods."""
+    return ours if theirs is ours.__bases__[0] else type(f"Leyline{theirs.__name__}", (ours, theirs), {})
 
 
 def _kept(client: OpenAI | AsyncOpenAI, options: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:

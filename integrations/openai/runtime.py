@@ -2,48 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 from leyline_agent.client_report import ClientReport
 from leyline_agent.config import Config
-from leyline_agent.integrations.openai.capability import Capability, CapabilityCache, server_root
+from leyline_agent.errors import ConfigError
+from leyline_agent.integrations.openai.capability import Capability, CapabilityCache, Get, server_root
 from leyline_agent.integrations.openai.chat_request import ChatRequest
+from leyline_agent.integrations.openai.served_tokenizer import LazyRenderer, ServedTokenizers
+from leyline_agent.integrations.openai.side_requests import SideRequests
 from leyline_agent.integrations.openai.turn import ChatTurn
 from leyline_agent.manager import ContextManager, Session
 from leyline_agent.policy import MessageFunction, Policy
 from leyline_agent.renderers import Renderer, ServerRenderer, TemplateRenderer, VerifiedRenderer
-from leyline_agent.renderers.verified import Verdicts
 from leyline_agent.telemetry import annotate_current_span
 
 logger = logging.getLogger("leyline_agent")
 
 OnReport = Callable[[ClientReport], None]
 
+_TOKENIZER_TIMEOUT_S = 60.0
 _REJECTED = (400, 404, 422)  # how servers answer to fields they do not know
-
-
-class Transport(Protocol):
-    """The caller's own client, for Leyline's side requests: same host, key, proxies and certificates."""
-
-    base_url: str
-
-    def get(self, url: str) -> Any:
-        """JSON from an absolute URL."""
-
-    def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """JSON from a path below the base URL, or from an absolute URL."""
 
 
 class Leyline:
     """Shared by all copies of a client (`with_options`), and by several clients if you like. For threads and tasks.
 
-    `renderer` renders on this side; it is verified against the server unless the config says otherwise. `on_report` is
-    called with the report of every turn, in the thread that read the answer.
+    `renderer` renders on this side, by default with the tokenizer of the server; the server verifies it unless
+    the config says otherwise. `on_report` is called with the report of every turn, in the thread that read the answer.
+    `tokenizers` lets several of these share what they know of servers' tokenizers.
     """
 
     def __init__(
@@ -54,18 +48,30 @@ class Leyline:
         renderer: Renderer | None = None,
         on_report: OnReport | None = None,
         manager: ContextManager | None = None,
+        tokenizers: ServedTokenizers | None = None,
     ) -> None:
-        self.config = config or (manager.config if manager is not None else Config.from_env())
+        if manager is not None and (policy is not None or config is not None):
+            raise ConfigError("give either `manager` or policy and config; the manager has its own")
+        self.config = manager.config if manager is not None else config or Config.from_env()
         self.manager = manager or ContextManager(policy, config=self.config)
         if renderer is None and self.config.tokenizer is not None:
             renderer = TemplateRenderer.from_folder(self.config.tokenizer)
         self.renderer = renderer
         self.listeners: list[OnReport] = [on_report] if on_report is not None else []
         self.capabilities = CapabilityCache(self.config.probe_ttl_s)
-        self._verdicts: dict[str, Verdicts] = {}
+        self.tokenizers = tokenizers or ServedTokenizers()
         self._last_fields: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._executor: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, leyline: Leyline | None, **options: Any) -> Leyline:
+        """`leyline` itself, or without one a new runtime with these options. Raises ConfigError for both together."""
+        if leyline is None:
+            return cls(**options)
+        if any(value is not None for value in options.values()):
+            raise ConfigError(f"give either `leyline` or {', '.join(options)}; the runtime has its own")
+        return leyline
 
     @property
     def executor(self) -> ThreadPoolExecutor:
@@ -75,34 +81,38 @@ class Leyline:
                 self._executor = ThreadPoolExecutor(max_workers=8, thread_name_prefix="leyline")
             return self._executor
 
-    def concerned(self, options: Any) -> ChatRequest | None:
-        """The request in the SDK's options, None for one that goes out as it is."""
-        return ChatRequest.of(options) if self.config.enabled else None
+    async def in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function in one of these threads, in the caller's context: its span, its LangChain run."""
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self.executor, context.run, function, *args)
 
-    def begin(self, request: ChatRequest, transport: Transport, session_id: str | None) -> ChatTurn | None:
-        """The turn to make of a request, None if no plan can be made."""
+    def begin(self, request: ChatRequest, side: SideRequests, session_id: str | None) -> ChatTurn | None:
+        """The turn to make of a request, None if Leyline is switched off or no plan can be made."""
+        if not self.config.enabled:
+            return None
         try:
-            return self._plan(request, transport, session_id)
+            return self._plan(request, side, session_id)
         except Exception:
             # Never the reason for a failed model call: without a plan, the request is the caller's own.
             logger.exception("leyline could not plan this request; it is sent as the stock client would")
             return None
 
-    def session(self, request: ChatRequest, transport: Transport, session_id: str | None) -> Session:
+    def session(self, request: ChatRequest, side: SideRequests, session_id: str | None) -> Session:
         """The session a request belongs to."""
         return self.manager.session(
             request.session_id or session_id,
-            renderer=self._renderer(transport, request.model),
-            scope=f"{transport.base_url}\x1e{request.scope}",
+            renderer=self._renderer(side, request.model),
+            scope=f"{side.base_url}\x1e{request.scope}",
         )
 
-    def rejects(self, error: Exception, transport: Transport) -> bool:
-        """Whether an error means that the server at this address has no Leyline (any more). Asks it again."""
-        if getattr(error, "status_code", None) not in _REJECTED:
+    def lost(self, status_code: int, side: SideRequests) -> bool:
+        """Whether an error status means that the server at this address has no Leyline any more. Asks it again."""
+        if status_code not in _REJECTED:
             return False
-        root = server_root(transport.base_url)
+        root = server_root(side.base_url)
         self.capabilities.forget(root)
-        return not self.capabilities.of(root, transport.get).ready
+        self.tokenizers.forget(root)
+        return not self.capability(side).ready
 
     def publish(self, report: ClientReport, of_this_call: OnReport | None = None) -> None:
         """Hand a finished turn's report to the span and the listeners."""
@@ -113,13 +123,13 @@ class Leyline:
             except Exception:
                 logger.exception("a listener for Leyline's reports failed")
 
-    def capability(self, transport: Transport) -> Capability:
-        """Whether the transport's server has Leyline."""
-        return self.capabilities.of(server_root(transport.base_url), transport.get)
+    def capability(self, side: SideRequests) -> Capability:
+        """Whether the server has Leyline."""
+        return self.capabilities.of(server_root(side.base_url), _getter(side, self.config.probe_timeout_s))
 
-    def _plan(self, request: ChatRequest, transport: Transport, session_id: str | None) -> ChatTurn:
-        capability = self.capability(transport)
-        session = self.session(request, transport, session_id)
+    def _plan(self, request: ChatRequest, side: SideRequests, session_id: str | None) -> ChatTurn:
+        capability = self.capability(side)
+        session = self.session(request, side, session_id)
         if session.session_id is not None:
             self._remember(session.session_id, request)
         plan = session.plan(
@@ -148,11 +158,24 @@ class Leyline:
             while len(self._last_fields) > self.config.max_turns:
                 self._last_fields.popitem(last=False)
 
-    def _renderer(self, transport: Transport, model: str | None) -> Renderer:
-        server = ServerRenderer(transport.post, model=model)
-        if self.renderer is None:
+    def _renderer(self, side: SideRequests, model: str | None) -> Renderer:
+        server = ServerRenderer(side.post, model=model)
+        if self.renderer is not None:
+            return self._verified(self.renderer, server, side)
+        return LazyRenderer(lambda: self._verified(self._served(side), server, side))
+
+    def _served(self, side: SideRequests) -> Renderer | None:
+        if not self.config.fetch_tokenizer or not self.capability(side).ready:
+            return None
+        return self.tokenizers.of(server_root(side.base_url), _getter(side, _TOKENIZER_TIMEOUT_S))
+
+    def _verified(self, local: Renderer | None, server: ServerRenderer, side: SideRequests) -> Renderer:
+        if local is None:
             return server
         if not self.config.verify_renderer:
-            return self.renderer
-        key = f"{transport.base_url}\x1e{model}"
-        return VerifiedRenderer(self.renderer, server, self._verdicts.setdefault(key, Verdicts()))
+            return local
+        return VerifiedRenderer(local, server, self.tokenizers.verdicts(local, side.base_url, server.model))
+
+
+def _getter(side: SideRequests, timeout_s: float) -> Get:
+    return lambda url: side.get(url, timeout_s)

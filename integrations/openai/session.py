@@ -12,6 +12,7 @@ from leyline_agent.directives import Directive, DirectiveSet, Mode
 from leyline_agent.edits import Message
 from leyline_agent.integrations.openai.capability import server_root
 from leyline_agent.integrations.openai.chat_request import ChatRequest
+from leyline_agent.integrations.openai.side_requests import AsyncSideRequests, SideRequests, SyncSideRequests
 from leyline_agent.report import TurnReport
 from leyline_agent.sessions import TurnRecord
 from leyline_agent.wire import KEY, SpliceRequest
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from openai.resources.chat import AsyncChat, Chat
 
     from leyline_agent.integrations.openai.client import AsyncOpenAI, OpenAI
-    from leyline_agent.integrations.openai.runtime import Leyline, Transport
+    from leyline_agent.integrations.openai.runtime import Leyline
 
 
 class ClientSession:
@@ -49,15 +50,11 @@ class ClientSession:
         `options` are those of `create`, where they differ from the session's last call. None if there is nothing to
         splice, or the server cannot. The turn itself stays as it is, and is right without.
         """
-        from leyline_agent.integrations.openai.client import SyncTransport
-
-        return prepare(self.client.leyline, SyncTransport(self.client), self.session_id, messages, options)
+        return prepare(self.client.leyline, SyncSideRequests(self.client), self.session_id, messages, options)
 
     def close(self) -> None:
         """Forget the session, here and, as far as it holds amortized KV that nobody else can use, on the server."""
-        from leyline_agent.integrations.openai.client import SyncTransport
-
-        release(self.client.leyline, SyncTransport(self.client), self.session_id)
+        release(self.client.leyline, SyncSideRequests(self.client), self.session_id)
 
 
 class AsyncClientSession:
@@ -88,16 +85,13 @@ class AsyncClientSession:
         await self._in_thread(release, self.session_id)
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        from leyline_agent.integrations.openai.client import AsyncTransport
-
-        loop = asyncio.get_running_loop()
-        runtime = self.client.leyline
-        return await loop.run_in_executor(runtime.executor, function, runtime, AsyncTransport(self.client, loop), *args)
+        runtime, side = self.client.leyline, AsyncSideRequests(self.client, asyncio.get_running_loop())
+        return await runtime.in_thread(function, runtime, side, *args)
 
 
 def prepare(
     runtime: Leyline,
-    transport: Transport,
+    side: SideRequests,
     session_id: str | None,
     messages: Sequence[Message],
     options: Mapping[str, Any],
@@ -106,12 +100,13 @@ def prepare(
 
     `messages` end with the model's answer; the results of its tool calls may be missing.
     """
-    if not runtime.capability(transport).ready:
-        return None
+    fields = runtime.last_fields(session_id)
+    if not fields or not runtime.capability(side).ready:
+        return None  # a first turn has nothing to splice
     given = {**options, **(options.get("extra_body") or {})}
     expected = [*messages, *_pending_results(messages)]
-    request = ChatRequest(None, {**runtime.last_fields(session_id), **given, "messages": expected})
-    session = runtime.session(request, transport, session_id)
+    request = ChatRequest(None, {**fields, **given, "messages": expected})
+    session = runtime.session(request, side, session_id)
     plan = session.plan(
         request.messages,
         tools=request.tools,
@@ -124,7 +119,7 @@ def prepare(
     ahead = plan.input_ids[: len(plan.input_ids) - len(plan.tokens.new_tokens)]
     if not ahead:
         return None
-    answer = _post(transport, ahead, plan.splice_request, request.body)
+    answer = _post(side, ahead, plan.splice_request, request.body)
     return parse_report(answer.get("report"))[0] if isinstance(answer, dict) else None
 
 
@@ -134,30 +129,34 @@ def _pending_results(messages: Sequence[Message]) -> list[Message]:
     return [{"role": "tool", "tool_call_id": call.get("id"), "content": ""} for call in calls]
 
 
-def release(runtime: Leyline, transport: Transport, session_id: str) -> None:
+def release(runtime: Leyline, side: SideRequests, session_id: str) -> None:
     """Forget a session. Its amortized KV, which only it could use, leaves the server's cache too.
 
     A server that cannot be reached is no error: eviction does the same, later.
     """
+    fields = dict(runtime.last_fields(session_id))
     runtime.forget(session_id)
-    for record in reversed(runtime.manager.store.drop_session(session_id)):
+    records = runtime.manager.store.drop_session(session_id)
+    # The server follows a base back to what it was made from, so the last turn of each branch says it all.
+    continued = {record.parent for record in records if record.marks}
+    for record in records:
         try:
-            if record.marks and runtime.capability(transport).ready:
-                _release_record(record, transport)
+            if record.marks and record.history.key not in continued and runtime.capability(side).ready:
+                _release_record(record, side, fields)
         except Exception as err:  # noqa: BLE001 - any SDK error
             logger.info("the server did not release session %r: %s", session_id, err)
 
 
-def _release_record(record: TurnRecord, transport: Transport) -> None:
+def _release_record(record: TurnRecord, side: SideRequests, fields: Mapping[str, Any]) -> None:
     base = record.base_for(record.prompt_ids)
     first = min(mark[0] for mark in record.marks)
     if not first:
         return
     drop = DirectiveSet.of(Directive(first, len(base), (), Mode.FORGET))
-    _post(transport, base[:first].tolist(), SpliceRequest.build(base, drop, record.marks), {})
+    _post(side, base[:first].tolist(), SpliceRequest.build(base, drop, record.marks, dp_rank=record.dp_rank), fields)
 
 
-def _post(transport: Transport, input_ids: list[int], request: SpliceRequest, body: Mapping[str, Any]) -> Any:
+def _post(side: SideRequests, input_ids: list[int], request: SpliceRequest, body: Mapping[str, Any]) -> Any:
     namespace = {key: body[key] for key in ("extra_key", "cache_salt", "lora_path") if body.get(key) is not None}
-    url = server_root(transport.base_url) + "/leyline/prepare"
-    return transport.post(url, {"input_ids": input_ids, KEY: request.encode(), **namespace})
+    url = server_root(side.base_url) + "/leyline/prepare"
+    return side.post(url, {"input_ids": input_ids, KEY: request.encode(), **namespace})

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
@@ -19,26 +20,36 @@ import openai
 from leyline_agent.errors import RenderError
 from leyline_agent.integrations.openai.chat_request import ChatRequest
 from leyline_agent.integrations.openai.runtime import Leyline
+from leyline_agent.integrations.openai.side_requests import run_in_loop
 from leyline_agent.integrations.openai.turn import ChatTurn
 
 _PATH = "/chat/completions"
 _CHANGED_HEADERS = {"content-length", "transfer-encoding", "content-encoding"}
 
 
-def http_client(leyline: Leyline | None = None, *, module: Any = None, **options: Any) -> Any:
+_EVENT_END = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)|(?<=\r\r)")
+
+
+def http_client(leyline: Leyline | None = None, *, module: Any = None, transport: Any = None, **options: Any) -> Any:
     """An `httpx.Client` (or `httpx2.Client`, whichever the installed openai uses) with Leyline in it.
 
-    `options` are those of `Leyline` (`policy`, `config`, `on_report`, ...). `module` is the HTTP library to use.
+    `options` are those of `Leyline` (`policy`, `config`, `on_report`, ...). `module` is the HTTP library to use,
+    `transport` what to send through: one of the library's, where proxies or certificates matter.
     """
     library = module or _http_library()
-    return library.Client(transport=sync_transport(library, library.HTTPTransport(), leyline or Leyline(**options)))
+    inner = transport or library.HTTPTransport()
+    ours = sync_transport(library, inner, leyline or Leyline(**options))
+    return library.Client(transport=ours, follow_redirects=True)
 
 
-def async_http_client(leyline: Leyline | None = None, *, module: Any = None, **options: Any) -> Any:
+def async_http_client(
+    leyline: Leyline | None = None, *, module: Any = None, transport: Any = None, **options: Any
+) -> Any:
     """`http_client` for async SDKs."""
     library = module or _http_library()
-    inner = library.AsyncHTTPTransport()
-    return library.AsyncClient(transport=async_transport(library, inner, leyline or Leyline(**options)))
+    inner = transport or library.AsyncHTTPTransport()
+    ours = async_transport(library, inner, leyline or Leyline(**options))
+    return library.AsyncClient(transport=ours, follow_redirects=True)
 
 
 def _http_library() -> Any:
@@ -52,15 +63,22 @@ def sync_transport(library: Any, inner: Any, leyline: Leyline) -> Any:
     class LeylineTransport(library.BaseTransport):  # type: ignore[misc]
         def handle_request(self, request: Any) -> Any:
             request.read()
-            chat = _chat_of(request) if leyline.config.enabled else None
+            chat = _chat_of(request)
             if chat is None:
                 return inner.handle_request(request)
-            turn = leyline.begin(chat, _Side(library, inner, request), None)
+            side = _SideRequests(library, inner, request)
+            turn = leyline.begin(chat, side, None)
             if turn is None:
-                return inner.handle_request(request)
-            response = inner.handle_request(_rewritten(library, request, turn))
+                return inner.handle_request(_with_body(library, request, chat.plain_body))
+            response = inner.handle_request(_with_body(library, request, turn.body))
             if response.status_code != 200:
-                return response
+                response.read()
+                if turn.plain or not leyline.lost(response.status_code, side):
+                    return response
+                turn = turn.without_leyline(response.status_code)
+                response = inner.handle_request(_with_body(library, request, turn.body))
+                if response.status_code != 200:
+                    return response
             turn.sent()
             if chat.body.get("stream"):
                 return _with_stream(library, response, _SyncEvents(library, response, turn))
@@ -79,17 +97,22 @@ def async_transport(library: Any, inner: Any, leyline: Leyline) -> Any:
     class LeylineAsyncTransport(library.AsyncBaseTransport):  # type: ignore[misc]
         async def handle_async_request(self, request: Any) -> Any:
             await request.aread()
-            chat = _chat_of(request) if leyline.config.enabled else None
+            chat = _chat_of(request)
             if chat is None:
                 return await inner.handle_async_request(request)
-            loop = asyncio.get_running_loop()
-            side = _Side(library, inner, request, loop)
-            turn = await loop.run_in_executor(leyline.executor, leyline.begin, chat, side, None)
+            side = _SideRequests(library, inner, request, asyncio.get_running_loop())
+            turn = await leyline.in_thread(leyline.begin, chat, side, None)
             if turn is None:
-                return await inner.handle_async_request(request)
-            response = await inner.handle_async_request(_rewritten(library, request, turn))
+                return await inner.handle_async_request(_with_body(library, request, chat.plain_body))
+            response = await inner.handle_async_request(_with_body(library, request, turn.body))
             if response.status_code != 200:
-                return response
+                await response.aread()
+                if turn.plain or not await leyline.in_thread(leyline.lost, response.status_code, side):
+                    return response
+                turn = turn.without_leyline(response.status_code)
+                response = await inner.handle_async_request(_with_body(library, request, turn.body))
+                if response.status_code != 200:
+                    return response
             turn.sent()
             if chat.body.get("stream"):
                 return _with_stream(library, response, _AsyncEvents(library, response, turn))
@@ -102,7 +125,7 @@ def async_transport(library: Any, inner: Any, leyline: Leyline) -> Any:
     return LeylineAsyncTransport()
 
 
-class _Side:
+class _SideRequests:
     """Leyline's own requests, with the headers of the caller's, through the caller's transport."""
 
     def __init__(self, library: Any, inner: Any, request: Any, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -111,23 +134,24 @@ class _Side:
         self._extensions = request.extensions
         self.base_url = str(request.url).partition(_PATH)[0]
 
-    def get(self, url: str) -> Any:
-        return self._send(self._library.Request("GET", url, headers=self._headers, extensions=self._extensions))
+    def get(self, url: str, timeout_s: float) -> Any:
+        timeout = dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)
+        extensions = {**self._extensions, "timeout": timeout}
+        return self._send(self._library.Request("GET", url, headers=self._headers, extensions=extensions))
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         url = path if path.startswith("http") else self.base_url + path
         content = json.dumps(body).encode()
-        request = self._library.Request(
-            "POST", url, headers=self._headers, content=content, extensions=self._extensions
+        return self._send(
+            self._library.Request("POST", url, headers=self._headers, content=content, extensions=self._extensions)
         )
-        return self._send(request)
 
     def _send(self, request: Any) -> Any:
         if self._loop is None:
             response = self._inner.handle_request(request)
             response.read()
         else:
-            response = asyncio.run_coroutine_threadsafe(self._send_async(request), self._loop).result()
+            response = run_in_loop(self._send_async(request), self._loop)
         if response.status_code != 200:
             raise _StatusError(response.status_code)
         return json.loads(response.content)
@@ -158,9 +182,9 @@ def _chat_of(request: Any) -> ChatRequest | None:
     return ChatRequest.of_body(body) if isinstance(body, dict) else None
 
 
-def _rewritten(library: Any, request: Any, turn: ChatTurn) -> Any:
+def _with_body(library: Any, request: Any, body: Mapping[str, Any]) -> Any:
     headers = {name: value for name, value in request.headers.items() if name.lower() not in _CHANGED_HEADERS}
-    content = json.dumps(turn.body).encode()
+    content = json.dumps(body).encode()
     return library.Request(request.method, request.url, headers=headers, content=content, extensions=request.extensions)
 
 
@@ -194,18 +218,24 @@ class _Events:
         self._rest = b""
 
     def _take(self, data: bytes) -> bytes:
-        *events, self._rest = (self._rest + data).split(b"\n\n")
-        return b"".join(event + b"\n\n" for event in events if self._wanted(event))
+        *events, self._rest = _EVENT_END.split(self._rest + data)
+        return b"".join(event for event in events if self._wanted(event))
 
     def _wanted(self, event: bytes) -> bool:
-        if event.strip() == b"data: [DONE]":
+        data = event.removeprefix(b"data:").strip()
+        if data == b"[DONE]":  # some SDKs read no further
             self._turn.finish()
             return True
         try:
-            chunk = json.loads(event.removeprefix(b"data: "))
+            chunk = json.loads(data)
         except ValueError:
             return True
         return self._turn.answer.take_json(chunk) if isinstance(chunk, dict) else True
+
+    def _end(self) -> bytes:
+        if not self._turn.committed:
+            self._turn.finish()
+        return self._rest
 
 
 class _SyncEvents(_Events):
@@ -217,7 +247,7 @@ class _SyncEvents(_Events):
             def __iter__(self) -> Iterator[bytes]:
                 for data in events._response.iter_bytes():
                     yield events._take(data)
-                yield events._rest
+                yield events._end()
 
             def close(self) -> None:
                 events._response.close()
@@ -234,7 +264,7 @@ class _AsyncEvents(_Events):
             async def __aiter__(self) -> AsyncIterator[bytes]:
                 async for data in events._response.aiter_bytes():
                     yield events._take(data)
-                yield events._rest
+                yield events._end()
 
             async def aclose(self) -> None:
                 await events._response.aclose()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from leyline_agent.client_report import ClientReport, parse_report
+from leyline_agent.edits import Usage
 from leyline_agent.integrations.openai.answer import Answer
 from leyline_agent.integrations.openai.chat_request import ChatRequest
 from leyline_agent.manager import Session
@@ -44,8 +45,9 @@ class ChatTurn:
         """The SDK's options to send."""
         return self.request.options_with(self.body, self.observe)
 
-    def without_leyline(self, detail: str) -> ChatTurn:
+    def without_leyline(self, status_code: int) -> ChatTurn:
         """The same turn for a server that turned out to have no Leyline: the view, and no extra fields."""
+        detail = f"it answered {status_code}, and no longer has Leyline"
         lost = Fallback(reason=FallbackReason.SERVER_WITHOUT_LEYLINE, detail=detail)
         return ChatTurn(self.runtime, self.session, self.request, self.plan, (*self.fallbacks, lost), plain=True)
 
@@ -87,19 +89,22 @@ class ChatTurn:
     def finish(self, holder: Any = None) -> None:
         """Commit a whole answer and put the report on the object the caller holds, if there is one."""
         report, problems = parse_report(self.answer.raw_report)
+        usage = self.answer.usage
+        if usage is None and report is not None:  # a stream whose caller asked for none; policies go by it
+            usage = Usage(report.prompt_tokens, report.reused, max(map(len, self.answer.output_ids), default=0))
         self.session.commit(
             self.plan,
             prompt_ids=self.answer.prompt_ids,
             output_ids=self.answer.output_ids,
             report=report,
-            usage=self.answer.usage,
+            usage=usage,
         )
         self.committed = True
         merged = ClientReport.of(
             self.plan,
             report,
             session=self.session.session_id,
-            usage=self.answer.usage,
+            usage=usage,
             fallbacks=(*self.fallbacks, *problems),
         )
         # Past pydantic: an attribute, but no field, so that dumps are those of the stock client.

@@ -1,7 +1,8 @@
 """What Leyline adds to SGLang's HTTP server: the report in chat answers, and its own routes.
 
-GET /leyline/status says whether the server is ready to splice and why not. POST /leyline/prepare does a turn's helper
-prefills and splice ahead of it, so that the turn itself is a plain cache hit.
+GET /leyline/status says whether the server is ready to splice and why not. GET /leyline/tokenizer is what a client
+needs to render histories on its own side. POST /leyline/prepare does a turn's helper prefills and splice ahead of it,
+so that the turn itself is a plain cache hit.
 """
 
 from __future__ import annotations
@@ -92,6 +93,21 @@ async def status() -> JSONResponse:
         "ranks": ranks,
     }
     return JSONResponse(body, status_code=503 if missing else 200)
+
+
+@router.get("/tokenizer")
+def tokenizer() -> JSONResponse:
+    """The tokenizer as the text of a `tokenizer.json`, the chat template, and the special tokens templates may name."""
+    from sglang.srt.entrypoints import http_server
+
+    loaded = _manager().tokenizer
+    backend, template = getattr(loaded, "backend_tokenizer", None), getattr(loaded, "chat_template", None)
+    if backend is None or not isinstance(template, str):
+        return JSONResponse({"error": "the model has no fast tokenizer with a chat template"}, status_code=404)
+    if http_server._global_state.template_manager.chat_template_name is not None:
+        return JSONResponse({"error": "the server's chat template is not the tokenizer's"}, status_code=404)
+    constants = {name: str(token) for name, token in loaded.special_tokens_map.items() if isinstance(token, str)}
+    return JSONResponse({"tokenizer": backend.to_str(), "chat_template": template, "constants": constants})
 
 
 @router.post("/prepare")

@@ -13,6 +13,7 @@ from leyline_agent.bench.arms import Arm, InMode
 from leyline_agent.bench.measured import MeasuredTurn
 from leyline_agent.bench.script import Script, Scripted, Step
 from leyline_agent.integrations.openai import Leyline, OpenAI
+from leyline_agent.integrations.openai.served_tokenizer import ServedTokenizers
 
 if TYPE_CHECKING:
     from leyline_agent.client_report import ClientReport
@@ -33,6 +34,8 @@ class Settings:
     ignore_eos: bool = True
     timeout_s: float = 600.0
     api_key: str = "none"
+    tokenizers: ServedTokenizers = field(default_factory=ServedTokenizers, repr=False, compare=False)
+    """Shared by all sessions, as in an application: each of them has a client, because each has edits of its own."""
 
     def client_options(self) -> dict[str, Any]:
         """Arguments for an OpenAI client. Retries would hide errors and spoil times."""
@@ -122,7 +125,8 @@ class _LeylineConversation:
 
     def __post_init__(self) -> None:
         policy = InMode(Scripted.of(self.script), self.arm.mode)
-        self.client = OpenAI(leyline=Leyline(policy), **self.settings.client_options())
+        leyline = Leyline(policy, tokenizers=self.settings.tokenizers)
+        self.client = OpenAI(leyline=leyline, **self.settings.client_options())
         self.session = self.client.session(self.salt)
 
     def __enter__(self) -> Self:

@@ -14,7 +14,6 @@ from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from leyline_agent.errors import MissingDependencyError, RenderError
@@ -23,9 +22,9 @@ _MAX_CACHED_CHARS = 16_000_000
 
 
 class Encoder:
-    """A `tokenizer.json`. May be called from several threads."""
+    """The text of a `tokenizer.json`. May be called from several threads."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, source: str) -> None:
         try:
             from tokenizers import Tokenizer
         except ImportError as err:
@@ -33,10 +32,10 @@ class Encoder:
                 "local rendering needs tokenizers; pip install 'leyline-agent[tokens]'"
             ) from err
         try:
-            settings = json.loads(path.read_text(encoding="utf-8"))
-            self._tokenizer: Any = Tokenizer.from_str(json.dumps(settings))
-        except Exception as err:  # OSError, JSON, and the plain Exception that tokenizers raises
-            raise RenderError(f"{path} is not a tokenizer.json: {err}") from err
+            settings = json.loads(source)
+            self._tokenizer: Any = Tokenizer.from_str(source)
+        except Exception as err:  # JSON, and the plain Exception that tokenizers raises
+            raise RenderError(f"not a tokenizer.json: {err}") from err
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         specials = _barriers(settings)

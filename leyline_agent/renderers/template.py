@@ -41,7 +41,21 @@ class TemplateRenderer:
         settings = _read_json(folder / "tokenizer_config.json")
         template = _template_source(folder, settings)
         constants = {name: _token_text(settings[name]) for name in _SPECIAL_NAMES if settings.get(name)}
-        return cls(Encoder(folder / "tokenizer.json"), template, constants)
+        path = folder / "tokenizer.json"
+        try:
+            return cls(Encoder(path.read_text(encoding="utf-8")), template, constants)
+        except (OSError, ValueError, RenderError) as err:
+            raise RenderError(f"{path} cannot be used: {err}") from err
+
+    @classmethod
+    def from_served(cls, answer: Any) -> TemplateRenderer:
+        """From a server's answer to `GET /leyline/tokenizer`. Raises RenderError when it is not such an answer."""
+        if not isinstance(answer, Mapping):
+            raise RenderError(f"the server's tokenizer came as {type(answer).__name__}, not as an object")
+        tokenizer, template, constants = (answer.get(key) for key in ("tokenizer", "chat_template", "constants"))
+        if not isinstance(tokenizer, str) or not isinstance(template, str) or not isinstance(constants, Mapping):
+            raise RenderError("the server's answer lacks `tokenizer`, `chat_template` or `constants`")
+        return cls(Encoder(tokenizer), template, constants)
 
     def render(
         self,

@@ -10,6 +10,8 @@ from leyline_agent.edits import Message
 from leyline_agent.errors import RenderError
 from leyline_agent.renderers.base import Rendered, Renderer
 
+_MAX_KINDS = 4096
+
 
 class Verdicts:
     """What came of comparing two renderers, by kind of history: "" where they agree, else why they do not."""
@@ -25,6 +27,8 @@ class Verdicts:
     def put(self, kind: tuple[Any, ...], problem: str) -> None:
         with self._lock:
             self._verdicts[kind] = problem
+            if len(self._verdicts) > _MAX_KINDS:  # template arguments that differ from call to call, a date say
+                del self._verdicts[next(iter(self._verdicts))]
 
     @property
     def problems(self) -> list[str]:

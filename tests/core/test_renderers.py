@@ -78,7 +78,7 @@ def test_what_the_server_refuses_is_a_render_error(server: Any) -> None:
 @settings(max_examples=60, deadline=None)
 def test_pieces_encode_as_the_whole(pieces: list[str]) -> None:
     [folder, *_] = sorted(Path(".cache/tiny-models").glob("llama-float32-*"))
-    encoder = Encoder(folder / "tokenizer.json")
+    encoder = Encoder((folder / "tokenizer.json").read_text())
     assert encoder.encodes_pieces
     text = "".join(pieces)
     assert encoder.encode(text) == encoder._encode_whole(text)
@@ -110,10 +110,10 @@ def test_tokenizers_that_cannot_be_cut_encode_the_whole(tmp_path: Path, change: 
     }
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(tokenizer | change))
-    assert not Encoder(path).encodes_pieces
+    assert not Encoder(path.read_text()).encodes_pieces
     path.write_text(json.dumps(tokenizer))
-    assert Encoder(path).encodes_pieces
-    assert list(Encoder(path).encode("a <x> a")) == [1, 2, 1]
+    assert Encoder(path.read_text()).encodes_pieces
+    assert list(Encoder(path.read_text()).encode("a <x> a")) == [1, 2, 1]
 
 
 def test_boundaries_come_from_the_loops_over_messages() -> None:

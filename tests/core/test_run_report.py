@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from opentelemetry import trace
 
 from leyline_agent.client_report import ClientReport
 from leyline_agent.directives import Mode
 from leyline_agent.report import DirectiveOutcome, Fallback, FallbackReason
 from leyline_agent.run_report import RunReport
 from leyline_agent.telemetry import annotate_current_span
+from recording_span import RecordingSpan
 
 SPLICED = ClientReport(
     prompt_tokens=100,
@@ -48,20 +48,7 @@ def test_an_empty_run_divides_by_nothing() -> None:
 
 @pytest.mark.client
 def test_the_current_span_gets_the_report() -> None:
-    trace = pytest.importorskip("opentelemetry.trace", reason="opentelemetry-api is in .venv-client only")
-
-    class Span(trace.NonRecordingSpan):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__(trace.INVALID_SPAN_CONTEXT)
-            self.seen: dict[str, Any] = {}
-
-        def is_recording(self) -> bool:
-            return True
-
-        def set_attributes(self, attributes: Any) -> None:
-            self.seen.update(attributes)
-
-    span = Span()
+    span = RecordingSpan()
     with trace.use_span(span):
         annotate_current_span(SPLICED)
     assert span.seen["gen_ai.usage.cache_read.input_tokens"] == 90

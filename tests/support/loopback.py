@@ -45,8 +45,14 @@ class Loopback:
     fail: list[int] = field(default_factory=list)
     """Statuses to answer the next chat requests with, first to last."""
     chunks: int = 3
+    ids: bool = True
+    """Whether token ids are given to those who ask for them."""
+    line_end: str = "\n"
+    headers: list[dict[str, str]] = field(default_factory=list)
+    """Of every request, beside `requests`."""
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     before_chunk: Callable[[int], None] = lambda _: None
+    before_tokenize: Callable[[], object] = lambda: None
 
     @property
     def base_url(self) -> str:
@@ -86,8 +92,8 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self.server_state.requests.append((self.path, {}))
-        if self.path == "/leyline/status" and self.server_state.leyline:
+        self._note({})
+        if self.path.partition("?")[0] == "/leyline/status" and self.server_state.leyline:
             self._json({"ready": True})
         else:
             self._json({"error": {"message": "not here"}}, 404)
@@ -95,17 +101,22 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         state = self.server_state
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        state.requests.append((self.path, body))
-        if self.path == "/v1/tokenize":
+        self._note(body)
+        if self.path.partition("?")[0] == "/v1/tokenize":
+            state.before_tokenize()
             return self._json({"tokens": list(json.dumps(body["messages"]).encode())})
-        if self.path != "/v1/chat/completions":
+        if self.path.partition("?")[0] != "/v1/chat/completions":
             return self._json({"error": {"message": "not here"}}, 404)
         if state.fail:
             return self._json({"error": {"message": "as you wished"}}, state.fail.pop(0))
         unknown = set(body) - KNOWN_FIELDS
         if state.strict and unknown:
             return self._json({"error": {"message": f"Unrecognized request arguments: {sorted(unknown)}"}}, 400)
-        return self._stream(body) if body.get("stream") else self._json(_completion(body))
+        return self._stream(body) if body.get("stream") else self._json(_completion(body, state.ids))
+
+    def _note(self, body: dict[str, Any]) -> None:
+        self.server_state.headers.append({name.lower(): value for name, value in self.headers.items()})
+        self.server_state.requests.append((self.path, body))
 
     def _json(self, answer: dict[str, Any], status: int = 200) -> None:
         data = json.dumps(answer).encode()
@@ -126,25 +137,28 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server_state.before_chunk(number)
                 self._event(_chunk({"content": f"w{number} "}, None))
             self._event(_chunk({}, "stop"))
-            if body.get("return_output_ids_in_sglext"):
+            if self.server_state.ids and body.get("return_output_ids_in_sglext"):
                 ids = {"output_ids": [[1, 2, 3]], "input_ids": [7, 8, 9]}
                 self._event({**_chunk({}, None), "choices": [], "sglext": ids})
             if "custom_params" in body:
                 report = {"leyline": {"prompt_tokens": 3, "prefilled": 3}}
                 self._event({**_chunk({}, None), "choices": [], "sglext": report})
-            self.wfile.write(b"data: [DONE]\n\n")
+            self._write("data: [DONE]")
         except (BrokenPipeError, ConnectionResetError):
             pass  # the client hung up, as the test wanted
 
     def _event(self, chunk: dict[str, Any]) -> None:
-        self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+        self._write(f"data: {json.dumps(chunk)}")
+
+    def _write(self, event: str) -> None:
+        self.wfile.write((event + 2 * self.server_state.line_end).encode())
         self.wfile.flush()
 
 
 _HEAD = {"id": "chat-1", "created": 1, "model": "m"}
 
 
-def _completion(body: dict[str, Any]) -> dict[str, Any]:
+def _completion(body: dict[str, Any], ids: bool) -> dict[str, Any]:
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hello"}}
     usage = {
         "prompt_tokens": 10,
@@ -153,7 +167,7 @@ def _completion(body: dict[str, Any]) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": 4},
     }
     answer: dict[str, Any] = {**_HEAD, "object": "chat.completion", "choices": [choice], "usage": usage}
-    if body.get("return_output_ids_in_sglext"):
+    if ids and body.get("return_output_ids_in_sglext"):
         answer["sglext"] = {"output_ids": [[1, 2]], "input_ids": [7, 8, 9]}
     if "custom_params" in body:
         answer["metadata"] = {"leyline": {"prompt_tokens": 10, "exact": 4, "prefilled": 6}}

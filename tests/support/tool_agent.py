@@ -52,14 +52,14 @@ class CallToolsFirst(AgentMiddleware):
 
 
 class CutOld(Policy):
-    """Cuts every tool output but the last two."""
+    """Cuts every tool output but the last `keep`."""
 
-    def __init__(self, mode: Mode = Mode.AMORTIZE) -> None:
-        self.mode = mode
+    def __init__(self, mode: Mode = Mode.AMORTIZE, keep: int = 2) -> None:
+        self.mode, self.keep = mode, keep
 
     def decide(self, turn: Turn) -> list[MessageEdit]:
         tools = [k for k, message in enumerate(turn.messages) if message["role"] == "tool"]
-        return [MessageEdit(k, "[cut]", mode=self.mode) for k in tools[:-2]]
+        return [MessageEdit(k, "[cut]", mode=self.mode) for k in tools[: -self.keep or None]]
 
 
 NO_WHITESPACE = {str(token): -100 for token in (197, 198, 201, 220)}

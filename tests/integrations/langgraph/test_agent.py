@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
+import openai
 import pytest
 
 pytest.importorskip("langchain_openai", reason="LangChain is in .venv-client only")
 
 from langchain.agents import create_agent
-from langchain.agents.middleware import ClearToolUsesEdit, ContextEditingMiddleware, SummarizationMiddleware
+from langchain.agents.middleware import (
+    AgentMiddleware,
+    ClearToolUsesEdit,
+    ContextEditingMiddleware,
+    SummarizationMiddleware,
+)
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphRecursionError
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, create_react_agent, tools_condition
+from langgraph.types import Command, interrupt
 
+from leyline_agent.config import Config
 from leyline_agent.directives import Mode
 from leyline_agent.errors import ConfigError
 from leyline_agent.integrations.langgraph import (
@@ -30,10 +40,10 @@ from leyline_agent.integrations.langgraph import (
     policy_hook,
     reports_of,
 )
-from leyline_agent.integrations.langgraph.messages import edited_messages
-from leyline_agent.manager import ContextManager
+from leyline_agent.integrations.openai import Leyline
 from leyline_agent.report import FallbackReason
 from leyline_agent.run_report import RunReport
+from loopback import loopback
 from tool_agent import CallToolsFirst, CutOld, Part, chat, look, make_agent, plain, settings
 
 pytestmark = [pytest.mark.client, pytest.mark.server]
@@ -43,11 +53,15 @@ def thread(name: str) -> dict[str, Any]:
     return {"configurable": {"thread_id": name}, "recursion_limit": 100}
 
 
-class StockWithPolicy(LeylineMiddleware):
+class StockWithPolicy(AgentMiddleware):
     """The policy on LangChain's messages, with the stock client: what an agent without Leyline does."""
 
-    def _bound(self, request: Any) -> Any:
-        return request.override(messages=edited_messages(self.leyline.manager, request.messages))
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        self.hook = policy_hook(policy)
+
+    def wrap_model_call(self, request: Any, handler: Any) -> Any:
+        return handler(request.override(messages=self.hook(request.state)["llm_input_messages"]))
 
 
 def test_fifteen_turns_under_forget_end_in_the_same_state(server: Any, task: str) -> None:
@@ -89,7 +103,8 @@ def test_amortized_tokens_are_in_the_reports(server: Any, task: str) -> None:
 
 def test_async_streaming_does_the_same_as_sync(server: Any, task: str) -> None:
     async def run() -> Any:
-        agent = make_agent(chat(server), LeylineMiddleware(CutOld()), checkpointer=InMemorySaver())
+        model = chat(server, stream_usage=True)
+        agent = make_agent(model, LeylineMiddleware(CutOld()), checkpointer=InMemorySaver())
         async for _ in agent.astream({"messages": [("user", task)]}, thread(task), stream_mode="messages"):
             pass
         return (await agent.aget_state(thread(task))).values["messages"]
@@ -97,6 +112,7 @@ def test_async_streaming_does_the_same_as_sync(server: Any, task: str) -> None:
     messages = asyncio.run(run())
     assert reports_of(messages).totals.amortized > 0
     assert reports_of(messages).totals.turns == 5
+    assert all(reused_of(message) for message in messages[3:] if isinstance(message, AIMessage))
 
 
 def test_a_fork_from_an_earlier_checkpoint(server: Any, task: str) -> None:
@@ -108,9 +124,10 @@ def test_a_fork_from_an_earlier_checkpoint(server: Any, task: str) -> None:
     before = plain(agent.get_state(thread(task)).values["messages"])
     out = agent.invoke(None, earlier.config)
     assert plain(out["messages"])[:7] == before[:7]
-    assert reports_of(out["messages"]).totals.turns == 5
-    reasons = {fallback.reason for report in reports_of(out["messages"]).reports for fallback in report.fallbacks}
-    assert FallbackReason.INTERNAL not in reasons
+    forked = reports_of(out["messages"])
+    assert forked.totals.turns == 5
+    assert forked.reports[3].amortized > 0  # the first turn of the fork goes on from the splices before it
+    assert set(forked.fallbacks) <= {FallbackReason.NOTHING_DOWNSTREAM.value}
 
 
 def test_an_interrupt_before_tools_goes_on_where_it_was(server: Any, task: str) -> None:
@@ -125,6 +142,23 @@ def test_an_interrupt_before_tools_goes_on_where_it_was(server: Any, task: str) 
     assert run.totals.amortized > 0
 
 
+def test_a_tool_that_asks_a_person_goes_on_with_the_answer(server: Any, task: str) -> None:
+    @tool("look")
+    def look_if_allowed(part: Part) -> str:
+        """Look at a part."""
+        return look.func(part) if interrupt(f"May I look at {part}?") else "not allowed"
+
+    middleware = [CallToolsFirst(4), LeylineMiddleware(CutOld())]
+    agent = create_agent(chat(server), [look_if_allowed], middleware=middleware, checkpointer=InMemorySaver())
+    out = agent.invoke({"messages": [("user", task)]}, thread(task))
+    while "__interrupt__" in out:
+        out = agent.invoke(Command(resume=True), thread(task))
+    run = reports_of(out["messages"])
+    assert [report.turn for report in run.reports] == [0, 1, 2, 3, 4]
+    assert run.totals.amortized > 0
+    assert all(message.content.startswith("part") for message in out["messages"] if message.type == "tool")
+
+
 def test_what_other_middleware_edits_becomes_directives(server: Any, task: str) -> None:
     editing = ContextEditingMiddleware(edits=[ClearToolUsesEdit(trigger=1, keep=2, placeholder="[cleared]")])
     agent = make_agent(chat(server), editing, LeylineMiddleware(), checkpointer=InMemorySaver())
@@ -134,26 +168,59 @@ def test_what_other_middleware_edits_becomes_directives(server: Any, task: str) 
     assert all(message.content != "[cleared]" for message in out["messages"])
 
 
-def test_a_summary_in_the_state_is_no_trouble(server: Any, task: str) -> None:
+@pytest.mark.parametrize("policy", [None, CutOld()])
+def test_a_summary_in_the_state_becomes_directives(server: Any, task: str, policy: Any) -> None:
+    run = RunReport()
     summary = SummarizationMiddleware(model=chat(server, max_tokens=5), trigger=("messages", 6), keep=("messages", 4))
-    agent = make_agent(chat(server), summary, LeylineMiddleware(CutOld()), checkpointer=InMemorySaver())
+    middleware = LeylineMiddleware(policy, on_report=run)
+    agent = make_agent(chat(server), summary, middleware, checkpointer=InMemorySaver())
     out = agent.invoke({"messages": [("user", task)]}, thread(task))
     assert isinstance(out["messages"][-1], AIMessage)
-    reasons = {fallback.reason for report in reports_of(out["messages"]).reports for fallback in report.fallbacks}
-    assert FallbackReason.INTERNAL not in reasons
-    assert FallbackReason.MALFORMED not in reasons
+    # the summary takes the place of the task and of the messages up to the kept tail, whose KV is moved
+    shortened = [r for r in run.reports for d in r.directives if d.end - d.start > d.replacement_len > 5]
+    assert shortened
+    assert all(report.amortized > 0 for report in shortened)
+    assert set(run.fallbacks) <= {FallbackReason.NOTHING_DOWNSTREAM.value}
 
 
-def test_the_next_turns_splice_is_made_while_tools_run(server: Any, task: str) -> None:
-    @tool("look")
-    def slow_look(part: Part) -> str:
-        """Look at a part."""
-        time.sleep(1.0)
-        return look.func(part)
+@tool("look")
+def slow_look(part: Part) -> str:
+    """Look at a part."""
+    time.sleep(1.0)
+    return look.func(part)
 
-    run = RunReport()
+
+def slow_agent(server: Any, run: RunReport) -> Any:
     middleware = [CallToolsFirst(4), LeylineMiddleware(CutOld(), on_report=run)]
-    create_agent(chat(server), [slow_look], middleware=middleware).invoke({"messages": [("user", task)]})
+    return create_agent(chat(server), [slow_look], middleware=middleware)
+
+
+def slow_graph(server: Any, run: RunReport) -> Any:
+    model = ChatLeyline(leyline=Leyline(CutOld(), on_report=run), **settings(server))
+    return graph_of(model.bind_tools([slow_look], tool_choice="required", strict=True), slow_look)
+
+
+def graph_of(model: Any, *tools: Any) -> Any:
+    graph = StateGraph(MessagesState)
+    graph.add_node("model", model_node(model))
+    graph.add_node("tools", ToolNode(tools))
+    graph.add_edge(START, "model")
+    graph.add_conditional_edges("model", tools_condition)
+    graph.add_edge("tools", "model")
+    return graph.compile(checkpointer=InMemorySaver())
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("make", [slow_agent, slow_graph])
+def test_the_next_turns_splice_is_made_while_tools_run(server: Any, task: str, make: Any, streaming: bool) -> None:
+    run = RunReport()
+    config = {**thread(task), "recursion_limit": 11}
+    agent = make(server, run)
+    with contextlib.suppress(GraphRecursionError):  # the graph calls tools for ever, as it is told to
+        if streaming:
+            list(agent.stream({"messages": [("user", task)]}, config, stream_mode="messages"))
+        else:
+            agent.invoke({"messages": [("user", task)]}, config)
     later = [report for report in run.reports if report.directives]
     assert later
     hits = [report for report in later if all(outcome.status == "already" for outcome in report.directives)]
@@ -161,16 +228,25 @@ def test_the_next_turns_splice_is_made_while_tools_run(server: Any, task: str) -
     assert sum(report.rotated for report in hits) == 0
 
 
+def test_a_stream_counts_reused_tokens_in_its_usage(server: Any, task: str) -> None:
+    model = ChatLeyline(stream_usage=True, **settings(server, max_tokens=5))
+    model.invoke(task)
+    chunks = list(model.stream(task))
+    assert reused_of(sum(chunks[1:], chunks[0])) > 0
+
+
+def reused_of(message: Any) -> int:
+    """The reused tokens of an answer, once its usage was compared with its report."""
+    report = message.response_metadata["leyline"]
+    usage = message.usage_metadata
+    assert usage["input_tokens"] == report["prompt_tokens"]
+    assert usage["input_token_details"]["cache_read"] == report["exact"] + report["amortized"]
+    return int(usage["input_token_details"]["cache_read"])
+
+
 def test_a_state_graph_of_ones_own(server: Any, task: str) -> None:
     model = ChatLeyline(policy=CutOld(), **settings(server))
-    forced = model.bind_tools([look], tool_choice="required", strict=True)
-    graph = StateGraph(MessagesState)
-    graph.add_node("model", model_node(forced))
-    graph.add_node("tools", ToolNode([look]))
-    graph.add_edge(START, "model")
-    graph.add_conditional_edges("model", tools_condition)
-    graph.add_edge("tools", "model")
-    app = graph.compile(checkpointer=InMemorySaver())
+    app = graph_of(model.bind_tools([look], tool_choice="required", strict=True), look)
     config = thread(task)
     with pytest.raises(GraphRecursionError):  # it calls tools for ever, as it is told to
         app.invoke({"messages": [("user", task)]}, {**config, "recursion_limit": 11})
@@ -178,6 +254,14 @@ def test_a_state_graph_of_ones_own(server: Any, task: str) -> None:
     run = reports_of(messages)
     assert run.totals.amortized > 0
     assert {report.session for report in run.reports} == {task}
+
+
+def test_the_thread_is_the_session_of_a_streaming_graph(server: Any, task: str) -> None:
+    """LangChain gives a model that streams inside `invoke` no run manager to ask."""
+    app = graph_of(ChatLeyline(**settings(server, max_tokens=5)))
+    list(app.stream({"messages": [("user", task)]}, thread(task), stream_mode="messages"))
+    messages = app.get_state(thread(task)).values["messages"]
+    assert [report.session for report in reports_of(messages).reports] == [task]
 
 
 def test_create_react_agent_with_the_model_alone(server: Any, task: str) -> None:
@@ -208,28 +292,77 @@ def test_a_model_of_another_protocol_gets_the_view() -> None:
             seen.append(messages)
             return super()._generate(messages, *args, **kwargs)
 
-    model = Model(messages=iter([AIMessage("done")]))
-    agent = create_agent(model, [look], middleware=[LeylineMiddleware(CutOld())])
+    usage = {"input_tokens": 9, "output_tokens": 1, "total_tokens": 10, "input_token_details": {"cache_read": 4}}
+    model = Model(messages=iter([AIMessage("done", usage_metadata=usage)]))
+    run = RunReport()
+    agent = create_agent(model, [look], middleware=[LeylineMiddleware(CutOld(), on_report=run)])
     out = agent.invoke({"messages": HISTORY})
+    (report,) = run.reports
+    assert (report.prompt_tokens, report.exact, report.edits, report.spliced) == (9, 4, 1, False)
+    assert [f.reason for f in report.fallbacks] == [FallbackReason.SERVER_WITHOUT_LEYLINE]
+    assert reports_of(out["messages"]).totals == run.totals
     assert [m.content for m in seen[0] if isinstance(m, ToolMessage)] == ["[cut]", "another", "a third"]
     assert [m.content for m in out["messages"] if isinstance(m, ToolMessage)] == ["a long output", "another", "a third"]
 
 
 def test_untouched_messages_are_the_same_objects() -> None:
-    edited = edited_messages(ContextManager(CutOld()), HISTORY)
+    edited = policy_hook(CutOld())({"messages": HISTORY})["llm_input_messages"]
     assert edited[0] is HISTORY[0]
     assert edited[2].content == "[cut]"
     assert edited[2].tool_call_id == "c1"
-    assert policy_hook(CutOld())({"messages": HISTORY})["llm_input_messages"][2].content == "[cut]"
+
+
+def test_results_inside_a_user_message_are_left_to_their_provider() -> None:
+    results = [{"type": "tool_result", "tool_use_id": "c1", "content": "a long output"}]
+    history = [HISTORY[0], HISTORY[1], HumanMessage(results), *HISTORY[3:]]
+    edited = policy_hook(CutOld(keep=0))({"messages": history})["llm_input_messages"]
+    untouched = [one is other for one, other in zip(edited, history, strict=True)]
+    assert untouched == [True, True, True, True, False, True, False]
+
+
+NOWHERE: dict[str, Any] = {"model": "tiny", "api_key": "none", "base_url": "http://127.0.0.1:9/v1"}
 
 
 def test_two_policies_for_one_model_are_an_error() -> None:
-    model = ChatLeyline(policy=CutOld(), model="tiny", api_key="none", base_url="http://127.0.0.1:9/v1")
-    with pytest.raises(ConfigError, match="one of them"):
-        make_agent(model, LeylineMiddleware(CutOld())).invoke({"messages": [("user", "x")]})
+    model = ChatLeyline(policy=CutOld(), **NOWHERE)
+    for middleware in (LeylineMiddleware(CutOld()), LeylineMiddleware(on_report=RunReport())):
+        with pytest.raises(ConfigError, match="one of them"):
+            make_agent(model, middleware).invoke({"messages": [("user", "x")]})
+    with pytest.raises(ConfigError, match="either"):
+        LeylineMiddleware(CutOld(), leyline=Leyline())
+    with pytest.raises(ValueError, match="either"):  # pydantic's, which says it in our words
+        ChatLeyline(policy=CutOld(), leyline=Leyline(), **NOWHERE)
+
+
+def test_what_other_middleware_rewrites_is_amortized_unless_the_config_says_otherwise() -> None:
+    modes = [LeylineMiddleware(config=Config(rewrite_mode=mode)).leyline.config.rewrite_mode for mode in Mode]
+    assert modes == [Mode.AMORTIZE if mode is Mode.AUTO else mode for mode in Mode]
+
+
+def test_a_model_class_of_ones_own_keeps_its_methods() -> None:
+    class Mine(ChatOpenAI):
+        def _get_request_payload(self, *args: Any, **kwargs: Any) -> Any:
+            return {**super()._get_request_payload(*args, **kwargs), "user": "mine"}
+
+    with loopback() as server:
+        model = Mine(model="m", api_key="none", base_url=server.base_url)
+        agent = create_agent(model, [], middleware=[LeylineMiddleware(CutOld())])
+        out = agent.invoke({"messages": [("user", "x")]})
+        assert server.chats[0]["user"] == "mine"
+    assert reports_of(out["messages"]).totals.turns == 1
+
+
+def test_the_responses_api_gets_what_it_knows() -> None:
+    with loopback() as server:
+        model = ChatLeyline(policy=CutOld(), use_responses_api=True, **{**NOWHERE, "base_url": server.base_url})
+        with pytest.raises(openai.NotFoundError):  # this server knows chat alone
+            list(model.stream("x"))
+        path, body = server.requests[-1]
+    assert path == "/v1/responses"
+    assert "leyline" not in body
 
 
 def test_the_models_own_extra_body_is_kept() -> None:
-    model = ChatLeyline(model="tiny", api_key="none", base_url="http://127.0.0.1:9/v1", extra_body={"top_k": 1})
+    model = ChatLeyline(extra_body={"top_k": 1}, **NOWHERE)
     body = model._with_session({"extra_body": {"min_p": 0.1}}, None)["extra_body"]
     assert body == {"top_k": 1, "min_p": 0.1, "leyline": {"session": None}}

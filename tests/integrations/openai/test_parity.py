@@ -74,6 +74,27 @@ def streamed_lines(client: Any) -> Any:
         return [type(response), sorted(set(response.json()) - {"sglext"})]  # the wire itself shows the ids we asked for
 
 
+def raw_of_the_client(client: Any) -> Any:
+    response = client.with_raw_response.chat.completions.create(**GREEDY, messages=[USER])
+    return [type(response), response.status_code, response.parse()]
+
+
+async def async_helper_stream(client: Any) -> Any:
+    async with client.chat.completions.stream(**GREEDY, messages=[USER]) as stream:
+        events = {(type(event).__name__, event.type) async for event in stream}
+        return [sorted(events), await stream.get_final_completion()]
+
+
+async def async_raw(client: Any) -> Any:
+    response = await client.chat.completions.with_raw_response.create(**GREEDY, messages=[USER])
+    return [type(response), response.status_code, response.parse()]
+
+
+async def async_streaming_response(client: Any) -> Any:
+    async with client.chat.completions.with_streaming_response.create(**GREEDY, messages=[USER]) as response:
+        return [type(response), await response.parse()]
+
+
 PARSED: dict[str, Any] = {**GREEDY, "max_tokens": 40, "messages": [USER]}
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -108,7 +129,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "stream with ids": create(stream=True, extra_body={"return_output_ids_in_sglext": True}),
     "stream helper": helper_stream,
     "parse": lambda client: client.chat.completions.parse(**PARSED, response_format=Verdict),
+    "parse of the beta": lambda client: client.beta.chat.completions.parse(**PARSED, response_format=Verdict),
     "raw": raw,
+    "raw of the client": raw_of_the_client,
     "raw stream": raw_stream,
     "streaming response": streaming_response,
     "streaming response as JSON": streamed_lines,
@@ -177,21 +200,28 @@ def test_same_as_the_stock_client(server: Any, name: str) -> None:
     assert merged_text(ours) == merged_text(stock)
 
 
-@pytest.mark.parametrize(
-    "name", ["plain", "tools", "n", "stream", "stream with ids", "bad role", "responses", "too long"]
-)
+ASYNC_CALLS: dict[str, Callable[[Any], Any]] = {
+    **{name: CALLS[name] for name in ("plain", "tools", "n", "logprobs", "parse", "stream", "stream with ids")},
+    **{name: CALLS[name] for name in ("with options", "bad role", "responses", "too long", "wrong argument")},
+    "stream helper": async_helper_stream,
+    "raw": async_raw,
+    "streaming response": async_streaming_response,
+}
+
+
+@pytest.mark.parametrize("name", ASYNC_CALLS)
 def test_same_as_the_stock_async_client(server: Any, name: str) -> None:
     options: dict[str, Any] = {"base_url": server.base_url, "api_key": "none", "max_retries": 0}
 
     async def run(kind: type) -> Any:
         async with kind(**options) as client:
             try:
-                result = CALLS[name](client)
+                result = ASYNC_CALLS[name](client)
                 result = await result if inspect.isawaitable(result) else result
                 if isinstance(result, openai.AsyncStream):
                     return "Stream", [normalized(chunk) async for chunk in result]
                 return normalized(result)
-            except openai.OpenAIError as err:
+            except (openai.OpenAIError, TypeError) as err:
                 return type(err), getattr(err, "status_code", None), getattr(err, "body", None)
 
     assert merged_text(asyncio.run(run(AsyncOpenAI))) == merged_text(asyncio.run(run(openai.AsyncOpenAI)))

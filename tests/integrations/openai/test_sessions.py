@@ -17,9 +17,12 @@ from leyline_agent.config import Config
 from leyline_agent.directives import Mode
 from leyline_agent.edits import Turn
 from leyline_agent.integrations.openai import AsyncOpenAI
+from leyline_agent.integrations.openai import session as sessions
 from leyline_agent.renderers import TemplateRenderer
 from leyline_agent.report import FallbackReason
 from openai_agent import GREEDY, CutOld, History, client_for, flush, run_turns
+
+sessions_post = sessions._post
 
 pytestmark = [pytest.mark.client, pytest.mark.server]
 
@@ -132,14 +135,52 @@ def test_prepare_makes_the_turn_a_plain_hit(server: Any, history: History) -> No
         assert {d.status for d in report.directives} == {"already"}
 
 
-def test_a_session_that_ends_takes_its_amortized_tokens_with_it(server: Any, history: History) -> None:
+@pytest.mark.parametrize("salt", [{}, {"cache_salt": "mine"}])
+def test_a_session_that_ends_takes_its_amortized_tokens_with_it(
+    server: Any, history: History, monkeypatch: pytest.MonkeyPatch, salt: dict[str, str]
+) -> None:
+    flush(server)
+    requests = []
+    monkeypatch.setattr(sessions, "_post", lambda *args: requests.append(args) or sessions_post(*args))
     client = client_for(server, CutOld())
     with client.session("short") as session:
-        run_turns(session, history(4))
-        held = pool(server)["cached"]
-        assert len(client.leyline.manager.store) == 5
+        last = run_turns(session, history(6), extra_body=salt)[-1].leyline
+        assert len(client.leyline.manager.store) == 7
     assert len(client.leyline.manager.store) == 0
-    assert pool(server)["cached"] < held
+    assert pool(server)["cached"] <= last.exact + 1  # what it held exactly, anybody may use
+    assert len(requests) == 1  # not one for each of its turns
+
+
+def test_an_async_session_is_prepared_and_released(server: Any, history: History) -> None:
+    messages = history(4)
+
+    async def converse() -> tuple[Any, Any, int]:
+        async with AsyncOpenAI(base_url=server.base_url, api_key="none") as client:
+            async with client.session("async") as session:
+                for end in range(2, 9, 2):
+                    await session.chat.completions.create(**GREEDY, messages=messages[:end])  # type: ignore[arg-type]
+                client.leyline.manager.policy = CutOld(keep=0)
+                prepared = await session.prepare(messages[:9])
+                last = await session.chat.completions.create(**GREEDY, messages=messages)  # type: ignore[arg-type]
+            return prepared, last.leyline, len(client.leyline.manager.store)
+
+    flush(server)
+    prepared, report, remembered = asyncio.run(converse())
+    assert prepared.rotated > 0
+    assert {d.status for d in report.directives} == {"already"}
+    assert remembered == 0
+    assert pool(server)["cached"] <= report.exact + 1
+
+
+def test_a_marker_that_stands_elsewhere_is_copied_if_the_config_allows_it(server: Any, history: History) -> None:
+    def last_of(config: Config) -> Any:
+        flush(server)
+        return run_turns(client_for(server, CutOld(), config=config), history(5))[-1].leyline
+
+    prefilled, copied = last_of(Config()), last_of(Config(reuse_replacements=True))
+    marker = copied.directives[-1].replacement_len
+    assert copied.rotated == prefilled.rotated + marker
+    assert copied.prefilled == prefilled.prefilled - marker
 
 
 def test_a_flushed_cache_gives_a_right_answer_and_a_reason(server: Any, history: History) -> None:
@@ -170,6 +211,20 @@ def test_a_client_restart_recomputes_the_base(server: Any, history: History) -> 
     fresh = client_for(server, policy).chat.completions.create(**GREEDY, messages=messages).leyline
     assert fresh.base == "recomputed"
     assert [d.status for d in fresh.directives] == ["spliced"]
+
+
+def test_a_client_restart_after_splices_gives_a_right_answer_and_a_reason(server: Any, history: History) -> None:
+    """The marks are gone with the old client, and nothing else can find amortized KV: it is prefilled, and said so."""
+    messages = history(5)
+    flush(server)
+    assert run_turns(client_for(server, CutOld()), messages[:10])[-1].leyline.amortized > 0
+    lost = client_for(server, CutOld()).chat.completions.create(**GREEDY, messages=messages)
+    assert lost.leyline.base == "recomputed"
+    assert [f.reason for f in lost.leyline.fallbacks] == [FallbackReason.BASE_NOT_CACHED]
+    assert lost.leyline.amortized == 0
+    flush(server)
+    exact = client_for(server, CutOld(mode=Mode.FORGET)).chat.completions.create(**GREEDY, messages=messages)
+    assert lost.choices == exact.choices
 
 
 def agent_messages(history: History, number: int, rounds: int) -> list[dict[str, Any]]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import threading
 from typing import Any
 
 import openai
 import pytest
 
+from leyline_agent.config import Config
 from leyline_agent.integrations.openai import Leyline, async_http_client, http_client
+from leyline_agent.report import FallbackReason
 from leyline_agent.run_report import RunReport
 from loopback import HISTORY, cut, loopback
 
@@ -46,6 +50,46 @@ def test_errors_retries_and_other_paths_are_the_sdks_own() -> None:
             client.chat.completions.create(model="m", messages=HISTORY)
         with pytest.raises(openai.NotFoundError):
             client.models.list()
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_events_are_handed_on_as_they_come(line_end: str) -> None:
+    go = threading.Event()
+
+    def wait(number: int) -> None:
+        assert not number or go.wait(10)  # the second event comes when the caller has seen the first
+
+    with loopback(line_end=line_end, before_chunk=wait) as server, stock_client(server, RunReport()) as client:
+        stream = iter(client.chat.completions.create(model="m", messages=HISTORY, stream=True))
+        assert next(stream).choices[0].delta.content == "w0 "
+        go.set()
+        assert len(list(stream)) == 3
+
+
+def test_a_server_that_lost_leyline_gets_a_plain_request() -> None:
+    run = RunReport()
+    with loopback() as server, stock_client(server, run) as client:
+        client.chat.completions.create(model="m", messages=HISTORY)
+        server.leyline, server.strict = False, True
+        assert client.chat.completions.create(model="m", messages=HISTORY).choices
+        assert server.chats[-1]["messages"][2]["content"] == "[cut]"
+    assert FallbackReason.SERVER_WITHOUT_LEYLINE in [f.reason for f in run.reports[1].fallbacks]
+
+
+def test_what_is_said_to_leyline_never_reaches_a_server() -> None:
+    off = http_client(policy=cut, config=Config(enabled=False))
+    with loopback() as server, openai.OpenAI(base_url=server.base_url, api_key="k", http_client=off) as client:
+        client.chat.completions.create(model="m", messages=HISTORY, extra_body={"leyline": {"session": "s"}})
+        assert server.chats == [{"model": "m", "messages": HISTORY}]
+
+
+def test_it_goes_through_the_callers_own_transport() -> None:
+    library = importlib.import_module(openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0])
+    inner = library.HTTPTransport(retries=1)
+    client = http_client(policy=cut, transport=inner)
+    with loopback() as server, openai.OpenAI(base_url=server.base_url, api_key="k", http_client=client) as sdk:
+        assert sdk.chat.completions.create(model="m", messages=HISTORY).choices
+        assert inner._pool.connections  # all of it went here: the probe, too
 
 
 def test_a_server_without_leyline_gets_no_unknown_field() -> None:
