@@ -180,9 +180,13 @@ def _probe_row(server: Server) -> dict[str, Any]:
 
 # ---- truth -----------------------------------------------------------------------------------------------------------
 
-_HAND_MADE = '''
-"""Splices the pool by hand, with frequencies worked out from the model's config, while the file FLAG exists."""
-import json, math, os
+_HAND_MADE = """
+\"\"\"Splices the pool by hand, with frequencies worked out from the model's config, while the file FLAG exists.
+
+FLAG holds "nearest" or "stochastic": how new keys are rounded. Both are right to one rounding; how far two such splices
+are apart in log-probs is the scale on which a third one is judged.
+\"\"\"
+import json, math, os, zlib
 import torch
 
 FLAG = os.environ["LEYLINE_HAND_MADE_FLAG"]
@@ -211,31 +215,74 @@ def frequencies(config):
     return plain
 
 
+def rounded(new, dtype, how):
+    if dtype != torch.bfloat16 or how == "nearest":
+        return new.to(dtype)
+    bits = new.contiguous().view(torch.int32)
+    up = torch.randint(0, 1 << 16, bits.shape, device=bits.device, dtype=torch.int32)
+    return ((bits + up) >> 16 << 16).view(torch.float32).to(dtype)
+
+
 def copy_rotate(original, rotator, src, dst, shifts):
     if not os.path.exists(FLAG):
         return original(rotator, src, dst, shifts)
+    how = open(FLAG).read()
     config = json.load(open(os.environ["LEYLINE_HAND_MADE_CONFIG"]))
     angle = shifts.double()[:, None] * torch.tensor(frequencies(config), dtype=torch.float64, device=src.device)[None]
     cos, sin = angle.cos()[:, None].float(), angle.sin()[:, None].float()
-    for layer in rotator.layers:
+    differing = total = worst = 0
+    for number, layer in enumerate(rotator.layers):
         keys, mla = layer.keys, layer.values is None
         row = keys[src].clone()
         start = config["kv_lora_rank"] if mla else 0
         part = row[..., start:].float()
         first, second = (part[..., 0::2], part[..., 1::2]) if mla else part.chunk(2, -1)
         new = (first * cos - second * sin, second * cos + first * sin)
-        row[..., start:] = (torch.stack(new, -1).flatten(-2) if mla else torch.cat(new, -1)).to(row.dtype)
+        size = torch.hypot(first, second)
+        new, size = (
+            torch.stack(two, -1).flatten(-2) if mla else torch.cat(two, -1) for two in (new, (size, size))
+        )
+        row[..., start:] = rounded(new, row.dtype, how)
+        ours = torch.empty_like(row)
+        rotator.rotated_keys(number, src, shifts, ours)
+        differing += int((ours != row).sum())
+        total += row[..., start:].numel()
+        # in units of the largest rounding that a rotated pair of this length can have
+        rounding = torch.finfo(row.dtype).eps * size.clamp_min(1e-30) / 2
+        worst = max(worst, float(((ours[..., start:].float() - new).abs() / rounding).max()))
         keys[dst] = row
         if not mla:
             layer.values[dst] = layer.values[src]
-    open(FLAG + ".used", "w").close()
+    with open(FLAG + ".used", "w") as file:
+        json.dump({"keys_differing": differing / total, "worst_error_in_roundings": worst}, file)
+
+
+def strong_weights(result, model, *args, **kwargs):
+    \"\"\"In place of SGLang's dummy weights, too small for the context to matter: weights of variance 1 / width.\"\"\"
+    for name, weight in model.state_dict().items():
+        if not torch.is_floating_point(weight):
+            continue
+        generator = torch.Generator(device=weight.device).manual_seed(zlib.crc32(name.encode()))
+        if weight.ndim < 2:
+            weight.fill_(0.0 if "bias" in name else 1.0)
+        else:
+            gain = 1.0 if "embed" in name else GAIN * weight.shape[-1] ** -0.5
+            weight.normal_(0.0, gain, generator=generator)
+    return result
+
+
+GAIN = float(os.environ.get("BENCH_GAIN", "0"))
 
 
 def register():
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register("leyline_agent.kernels.pool.PoolRotator.copy_rotate", copy_rotate, HookType.AROUND)
-'''
+    if GAIN:
+        HookRegistry.register(
+            "sglang.srt.model_loader.loader.initialize_dummy_weights", strong_weights, HookType.AFTER
+        )
+"""
 
 
 class HandMade:
@@ -259,33 +306,44 @@ class HandMade:
         }
 
     @contextmanager
-    def active(self) -> Iterator[None]:
-        """While this lasts, splices are made by hand. Raises AssertionError if there was none."""
-        self.flag.touch()
-        yield
+    def active(self, rounding: str) -> Iterator[dict[str, float]]:
+        """While this lasts, splices are made by hand. Yields what is filled in at its end: how our keys compare.
+
+        Raises AssertionError if there was no splice.
+        """
+        comparison: dict[str, float] = {}
+        self.flag.write_text(rounding)
+        yield comparison
         self.flag.unlink()
         used = Path(f"{self.flag}.used")
         assert used.exists(), "the hand-made splice was not used"
+        comparison.update(json.loads(used.read_text()))
         used.unlink()
 
 
 def truth(models: Sequence[tuple[str, str]], args: Sequence[str]) -> list[dict[str, Any]]:
-    """Next-token log-probs after our splice, after a hand-made one, and after a fresh prefill for scale."""
+    """Next-token log-probs after our splice and after hand-made ones, and for scale after a fresh prefill.
+
+    The hand-made ones round to the nearest number and stochastically: two splices that are both right to one rounding.
+    With dummy weights the context hardly matters; BENCH_GAIN=1.5 in the environment gives random weights that use it.
+    """
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         hand_made = HandMade(folder)
         with servers(models, args, hand_made=hand_made) as running:
             for server in running:
                 rows.append(_probe_row(server))
-                rows.extend(_truth_row(server, hand_made, seed) for seed in range(3))
+                rows.extend(_truth_row(server, hand_made, seed) for seed in range(4))
     return rows
 
 
 def _truth_row(server: Server, hand_made: HandMade, seed: int) -> dict[str, Any]:
     answers = {}
-    for arm in ("ours", "again", "hand-made", "prefill"):
+    keys: dict[str, float] = {}
+    for arm in ("ours", "again", "nearest", "stochastic", "prefill"):
         talk = Talk(server, 3000, 400, 700, seed, f"truth-{seed}-{arm}")
-        with hand_made.active() if arm == "hand-made" else nullcontext():
+        by_hand = hand_made.active(arm) if arm in ("nearest", "stochastic") else nullcontext({})
+        with by_hand as comparison:
             answers[arm] = server.generate(
                 talk.edited,
                 1,
@@ -294,9 +352,12 @@ def _truth_row(server: Server, hand_made: HandMade, seed: int) -> dict[str, Any]
                 return_logprob=True,
                 top_logprobs_num=200,
             )
+        keys = comparison if arm == "nearest" else keys
         assert not answers[arm]["meta_info"][KEY]["fallbacks"], answers[arm]["meta_info"][KEY]
-    row: dict[str, Any] = {"model": server.name, "seed": seed}
-    row |= {f"ours_vs_{arm}": _gap(answers["ours"], answers[arm]) for arm in ("again", "hand-made", "prefill")}
+    row: dict[str, Any] = {"model": server.name, "seed": seed, **keys}
+    row |= {f"ours_vs_{arm}": _gap(answers["ours"], answers[arm]) for arm in answers if arm != "ours"}
+    row["nearest_vs_stochastic"] = _gap(answers["nearest"], answers["stochastic"])
+    row["nearest_vs_prefill"] = _gap(answers["nearest"], answers["prefill"])
     print(json.dumps(row), flush=True)
     return row
 

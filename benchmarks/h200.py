@@ -30,7 +30,7 @@ SERVER = {
     "--mem-fraction-static": "0.6",
     "--cuda-graph-max-bs-decode": "16",
 }
-REPLAY_SHARE = 0.7  # of the time that is left when the server is up; the rest is for break-even
+REPLAY_SHARE = 0.75  # of the time that is left when the server is up; the rest is for break-even
 
 
 def main() -> None:
@@ -43,9 +43,9 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=500.0)
     parser.add_argument("--suffix", default="nvidia-h200")
     parser.add_argument("--cpu", action="store_true", help="try the script itself, without a GPU")
-    parser.add_argument("--concurrency", default="1:4,8:16,16:16,4:8")
+    parser.add_argument("--concurrency", default="1:2,4:4,8:8,16:16")
     parser.add_argument("--arms", default="reprefill,amortize,amortize+prepare,none")
-    parser.add_argument("--lengths", default="2048,4096,8192,16384")
+    parser.add_argument("--lengths", default="1024,4096,16384")
     parser.add_argument("--shape", nargs="*", default=[], help="more options for `leyline bench replay`, without --")
     options = parser.parse_args(ours)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -91,6 +91,7 @@ def bench(name: str, url: str, options: argparse.Namespace, until: float) -> Non
         "breakeven", "--base-url", url, "--lengths", options.lengths, "--positions", "0,0.5,0.9",
         "--replacements", "16,256", "--repetitions", "2", "--budget-s", str(until - time.monotonic() - 15),
         "--json", str(options.out / f"breakeven-{stem}.json"),
+        "--turns-file", str(options.out / f"breakeven-turns-{stem}.jsonl"),
     )  # fmt: skip
 
 

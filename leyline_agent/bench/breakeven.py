@@ -1,18 +1,19 @@
 """Table 2: where a splice beats re-prefill, by where the edit is, how much lies behind it, and how long R is.
 
 A prompt of random words is served, then one message in it is replaced and the turn asked again, as re-prefill and as
-AMORTIZE. What `Mode.AUTO` chooses, with a cost model fed from the same server, stands beside it; its FORGET costs what
-re-prefill does.
+AMORTIZE. What `Mode.AUTO` chooses stands beside it; its FORGET costs what re-prefill does. Two numbers of its cost
+model, prefill speed and splice overhead, are fitted to the very turns it is judged on.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from leyline_agent.attribution import ModeQuestion
@@ -28,6 +29,7 @@ from leyline_agent.directives import Mode
 from leyline_agent.edits import Message, MessageEdit, apply_edits
 
 ARMS = (Arm.REPREFILL, Arm.AMORTIZE)
+_ARM_OF = {Mode.FORGET.value: Arm.REPREFILL.value, Mode.AMORTIZE.value: Arm.AMORTIZE.value}
 _NEW_TOKENS = 64
 _MIN_SIDE = 8  # tokens before and behind the edit: the splice needs some of both
 _REMOVED_TOKENS = 512
@@ -45,9 +47,8 @@ class Case:
 
     @property
     def position(self) -> float:
-        """Where the edit is in the cached prompt, 0 (begin) to 1."""
-        total = self.prefix_tokens + self.removed_tokens + self.downstream_tokens
-        return self.prefix_tokens / total
+        """Where the edit is in what is not removed, 0 (begin) to 1."""
+        return self.prefix_tokens / (self.prefix_tokens + self.downstream_tokens)
 
 
 def cases(lengths: Sequence[int], positions: Sequence[float], replacements: Sequence[int]) -> Iterator[Case]:
@@ -80,16 +81,20 @@ def script_of(case: Case, words_per_token: float, seed: int) -> Script:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The edited turn of one case in one arm, over the repetitions."""
+    """The edited turn of one case in one arm, over the repetitions; a turn that failed keeps its place."""
 
     case: Case
     arm: Arm
     turns: tuple[MeasuredTurn, ...]
 
     @property
-    def ttft_ms(self) -> float:
-        """Median time to first token."""
-        return statistics.median(turn.ttft_ms for turn in self.turns)
+    def good(self) -> list[MeasuredTurn]:
+        """Those without an error."""
+        return [turn for turn in self.turns if not turn.error]
+
+    def median(self, name: str) -> float:
+        """The median of a number over the good turns; NaN without any."""
+        return percentile([getattr(turn, name) for turn in self.good], 0.5)
 
 
 def measure(
@@ -110,9 +115,9 @@ def measure(
         if budget_s is not None and time.perf_counter() - began > budget_s:
             break
         on_case(case)
-        target.flush()
         turns: dict[Arm, list[MeasuredTurn]] = {arm: [] for arm in ARMS}
         for repetition in range(repetitions + 1):
+            target.flush()
             script = script_of(case, words_per_token, 1000 * number + repetition)
             for arm in ARMS[:: -1 if repetition % 2 else 1]:
                 salt = f"case-{time.monotonic_ns():x}-{arm}"
@@ -134,10 +139,8 @@ def rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:
 
 def fitted(measured: Sequence[Measured]) -> CostModel:
     """The cost model with this server's numbers: prefill speed from re-prefill, the rest from the splices' reports."""
-    plain = [
-        t for one in measured if one.arm is Arm.REPREFILL for t in one.turns if t.prefilled_tokens >= _MIN_MEASURED
-    ]
-    spliced = [t for one in measured if one.arm is Arm.AMORTIZE for t in one.turns if t.rotated_tokens]
+    plain = [t for one in measured if one.arm is Arm.REPREFILL for t in one.good if t.prefilled_tokens >= _MIN_MEASURED]
+    spliced = [t for one in measured if one.arm is Arm.AMORTIZE for t in one.good if t.rotated_tokens]
     model = CostModel()
     if not plain or not spliced:
         return model
@@ -146,29 +149,60 @@ def fitted(measured: Sequence[Measured]) -> CostModel:
     return CostModel(prefill_tokens_per_s=speed, splice_overhead_s=overhead)
 
 
-def _row(case: Case, arms: dict[Arm, Measured], model: CostModel) -> dict[str, Any]:
+def outcome(measured: Sequence[Measured]) -> dict[str, Any]:
+    """What a result holds: the rows, the fitted cost model, and how AUTO did with it."""
+    table = rows(measured)
+    return {"cost_model": asdict(fitted(measured)), "auto": verdict(table), "rows": table}
+
+
+def turn_lines(measured: Sequence[Measured]) -> list[tuple[dict[str, Any], MeasuredTurn]]:
+    """Every measured turn with its case and arm, for `write_turns`."""
+    return [({"case": asdict(one.case), "arm": one.arm}, turn) for one in measured for turn in one.turns]
+
+
+def verdict(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How AUTO did: how often it took the faster way, and the time of all its choices over that of the best ones."""
+    judged = [row for row in rows if row["faster"]]
+    chosen = sum(row["ttft_ms"][_ARM_OF[row["auto"]]] for row in judged)
+    best = sum(min(row["ttft_ms"].values()) for row in judged)
+    return {
+        "cases": len(judged),
+        "auto_is_faster_way": sum(row["auto"] == row["faster"] for row in judged),
+        "auto_time_over_best": round(chosen / best, 4) if best else None,
+    }
+
+
+def _row(case: Case, arms: Mapping[Arm, Measured], model: CostModel) -> dict[str, Any]:
     plain, spliced = arms[Arm.REPREFILL], arms[Arm.AMORTIZE]
     question = ModeQuestion((), case.prefix_tokens, case.replacement_tokens, case.downstream_tokens)
-    ratios = [a.ttft_ms / b.ttft_ms for a, b in zip(plain.turns, spliced.turns, strict=True) if b.ttft_ms and a.ttft_ms]
-    faster = Mode.AMORTIZE if spliced.ttft_ms < plain.ttft_ms else Mode.FORGET
+    both = [(a, b) for a, b in zip(plain.turns, spliced.turns, strict=True) if not a.error and not b.error]
+    ratios = [a.ttft_ms / b.ttft_ms for a, b in both]
+    faster = (Mode.AMORTIZE if spliced.median("ttft_ms") < plain.median("ttft_ms") else Mode.FORGET) if both else None
     return {
         "prefix_tokens": case.prefix_tokens,
         "position": round(case.position, 3),
         "downstream_tokens": case.downstream_tokens,
         "replacement_tokens": case.replacement_tokens,
-        "prompt_tokens": plain.turns[0].prompt_tokens,
-        "ttft_ms": {arm.value: round(arms[arm].ttft_ms, 2) for arm in ARMS},
-        "ttft_ms_spread": {
-            arm.value: [round(percentile([t.ttft_ms for t in arms[arm].turns], share), 2) for share in (0, 1)]
-            for arm in ARMS
-        },
-        "prefilled_tokens": {arm.value: arms[arm].turns[0].prefilled_tokens for arm in ARMS},
-        "splice_ms": round(statistics.median(turn.splice_ms for turn in spliced.turns), 3),
-        "helper_ms": round(statistics.median(turn.helper_ms for turn in spliced.turns), 2),
-        "plan_ms": round(statistics.median(turn.plan_ms for turn in spliced.turns), 2),
-        "times_lower": round(statistics.median(ratios), 3) if ratios else None,
-        "faster": faster.value,
+        "removed_tokens": case.removed_tokens,
+        "repetitions": len(both),
+        "prompt_tokens": both[0][0].prompt_tokens if both else None,
+        "ttft_ms": {arm.value: _number(one.median("ttft_ms")) for arm, one in arms.items()},
+        "ttft_ms_spread": {arm.value: _ends([turn.ttft_ms for turn in one.good]) for arm, one in arms.items()},
+        "prefilled_tokens": {arm.value: _number(one.median("prefilled_tokens")) for arm, one in arms.items()},
+        **{name: _number(spliced.median(name)) for name in ("splice_ms", "helper_ms", "plan_ms")},
+        "times_lower": _number(percentile(ratios, 0.5)),
+        "times_lower_spread": _ends(ratios),
+        "faster": faster.value if faster else None,
         "auto": model.choose_mode(question).value,
-        "fallbacks": sorted({name for turn in spliced.turns for name in turn.fallbacks}),
+        "fallbacks": sorted({name for turn in spliced.good for name in turn.fallbacks}),
         "errors": [turn.error for one in arms.values() for turn in one.turns if turn.error],
     }
+
+
+def _ends(values: Sequence[float]) -> list[float] | None:
+    """The lowest and the highest."""
+    return [round(percentile(values, share), 3) for share in (0, 1)] if values else None
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 3)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,13 @@ class MeasuredTurn:
         """All of it by name; times in milliseconds with three decimals, without the text of the answer."""
         facts = {name: value for name, value in asdict(self).items() if name != "output_text"}
         return {name: round(value, 3) if isinstance(value, float) else value for name, value in facts.items()}
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> Self:
+        """What `to_json` gave; other keys are left alone."""
+        known: dict[str, Any] = {field.name: facts[field.name] for field in fields(cls) if field.name in facts}
+        known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+        return cls(**known)
 
 
 @dataclass(slots=True)

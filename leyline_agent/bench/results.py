@@ -48,6 +48,17 @@ def write_turns(file: Path, turns: Sequence[tuple[Mapping[str, Any], MeasuredTur
     file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
+def read_turns(file: Path) -> list[dict[str, Any]]:
+    """The lines of a file written by `write_turns`. Raises ConfigError for a file that is none."""
+    try:
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as err:
+        raise ConfigError(f"cannot read {file}: {err}") from err
+    if not all(isinstance(line, dict) and {"arm", "trace", "turn"} <= set(line) for line in lines):
+        raise ConfigError(f"{file} is no --turns-file of `leyline bench`")
+    return lines
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """A result written by `write_json`. Raises ConfigError for a file that is none."""
     try:

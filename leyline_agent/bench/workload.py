@@ -1,4 +1,4 @@
-"""Histories to measure with: made in the paper's shape, read from a file, or from BFCL's ground truth."""
+"""Histories to measure with, made in the paper's shape."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from leyline_agent.cli.bench.options import (
     JsonFile,
     ModelPath,
     PlotFile,
+    TurnsFile,
     draw,
     need_leyline,
     numbers,
@@ -32,15 +33,16 @@ def breakeven(
     output_tokens: Annotated[int, typer.Option(min=1)] = 4,
     budget_s: Budget = None,
     json_file: JsonFile = None,
+    turns_file: TurnsFile = None,
     plot: PlotFile = None,
 ) -> None:
     """Table 2: where a splice beats re-prefill: edit position x prompt length x length of R."""
     from leyline_agent.bench import breakeven as table2
     from leyline_agent.bench.conversation import Settings
-    from leyline_agent.bench.results import check_writable, document, write_json
+    from leyline_agent.bench.results import check_writable, document, write_json, write_turns
     from leyline_agent.bench.tables import breakeven_table
 
-    check_writable(json_file, plot)
+    check_writable(json_file, turns_file, plot)
     wanted = list(table2.cases(numbers(lengths, int), numbers(positions, float), numbers(replacements, int)))
     with target_of(base_url, model_path) as target:
         need_leyline(target, needed=True)
@@ -55,14 +57,24 @@ def breakeven(
                 budget_s=budget_s,
                 on_case=lambda _: progress.advance(task),
             )
-    rows = table2.rows(measured)
+    outcome = table2.outcome(measured)
+    rows = outcome.pop("rows")
     out.print(breakeven_table(rows, f"{target.name}: time to first token of the edited turn, ms"))
     if len(rows) < len(wanted):
         err.print(f"[yellow]left out for lack of time:[/] {len(wanted) - len(rows)} of {len(wanted)} cases")
-    config = {"lengths": lengths, "positions": positions, "replacements": replacements, "repetitions": repetitions}
-    result = document("breakeven", config, rows, target, cost_model=vars_of(table2.fitted(measured)))
+    config = {
+        "lengths": lengths,
+        "positions": positions,
+        "replacements": replacements,
+        "repetitions": repetitions,
+        "output_tokens": output_tokens,
+    }
+    left = [vars_of(case) for case in wanted[len(rows) :]]
+    result = document("breakeven", config, rows, target, left_out=left, **outcome)
     if json_file is not None:
         write_json(json_file, result)
+    if turns_file is not None:
+        write_turns(turns_file, table2.turn_lines(measured))
     draw(plot, result)
     if any(row["errors"] for row in rows):
         raise typer.Exit(1)

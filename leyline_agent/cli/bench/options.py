@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 BaseUrl = Annotated[str | None, typer.Option(help="A running server; without it, one with SmolLM2 on the CPU.")]
 ModelPath = Annotated[Path | None, typer.Option(help="Start the CPU server with this model instead of SmolLM2.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")]
+TurnsFile = Annotated[
+    Path | None, typer.Option(help="Write every measured turn to this file, for `leyline bench merge`.")
+]
 PlotFile = Annotated[Path | None, typer.Option(help="Draw the result into this file.")]
 Budget = Annotated[float | None, typer.Option(help="Seconds; what would not end in time is left out, and said.")]
 
@@ -43,7 +46,7 @@ def numbers(text: str, kind: Any) -> list[Any]:
 
 def draw(file: Path | None, result: dict[str, Any]) -> None:
     """Draw a result if a file is named; without matplotlib, say how to get it."""
-    from leyline_agent.bench.plots import plot_result
+    from leyline_agent.bench.result_plots import plot_result
 
     if file is None:
         return

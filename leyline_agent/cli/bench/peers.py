@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -18,7 +19,6 @@ from leyline_agent.cli.target import target_of
 from leyline_agent.errors import MissingDependencyError
 
 if TYPE_CHECKING:
-    from leyline_agent.bench.arms import Arm
     from leyline_agent.bench.target import Target
     from leyline_agent.policy import Policy
 
@@ -37,47 +37,58 @@ def peers(
     max_turns: Annotated[int | None, typer.Option(min=2)] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Table 4: the same edited history on stock SGLang, Leyline, llama.cpp and with LangChain's context editing.
+    """Table 4: the same edited history through SGLang's prefix cache, Leyline, llama.cpp, and with LangChain's edits.
 
     What is not installed is left out, and said.
     """
     from leyline_agent.bench import peers as table4
-    from leyline_agent.bench.arms import Arm
     from leyline_agent.bench.demo import history_from, shipped_history
     from leyline_agent.bench.results import check_writable, document, write_json
     from leyline_agent.bench.tables import peers_table
 
     check_writable(json_file)
     history = history_from(trace) if trace else shipped_history()
-    chosen = table4.policies()
-    rows: list[dict[str, Any]] = []
+    edits = table4.policies()
+    played: list[table4.Played] = []
     with progress_bar() as progress:
-        bar = progress.add_task("SGLang", total=None)
+        bar = progress.add_task(table4.SGLANG, total=None)
 
-        def play(target: Target, engine: str, arms: Sequence[Arm], some: Mapping[str, Policy]) -> None:
-            progress.update(bar, description=engine)
+        def play(target: Target, ways: Sequence[table4.Way], some: Mapping[str, Policy]) -> None:
+            progress.update(bar, description=ways[0].engine)
             count = partial(_count, progress, bar)
-            rows.extend(table4.compare(target, engine, arms, history, some, max_turns=max_turns, on_turn=count))
+            played.extend(table4.play(target, ways, history, some, max_turns=max_turns, on_turn=count))
 
         with target_of(base_url, model_path) as target:
-            play(target, "SGLang", [Arm.REPREFILL], chosen)
-            if target.has_leyline:
-                play(target, "SGLang + Leyline", [Arm.AMORTIZE], chosen)
-            try:
-                langchain = {"LangChain ContextEditing": table4.langchain_policy()}
-                play(target, "SGLang", [Arm.REPREFILL], langchain)
-            except MissingDependencyError as error:
-                err.print(f"[yellow]left out:[/] {escape(str(error))}", soft_wrap=True)
-        try:
-            for reuse in (0, cache_reuse):
-                with table4.llama_server(llama, gguf, cache_reuse=reuse) as peer:
-                    play(peer, f"llama.cpp, cache-reuse {reuse}", [Arm.REPREFILL], chosen)
-        except MissingDependencyError as error:
-            err.print(f"[yellow]left out:[/] {escape(str(error))}", soft_wrap=True)
+            ours = (table4.AMORTIZE, table4.FORGET) if target.has_leyline else ()
+            play(target, (table4.STOCK, *ours), edits)
+            with _left_out():
+                play(target, (table4.STOCK, *ours[:1]), {f"{table4.LANGCHAIN}'s": table4.langchain_policy()})
+        for reuse in (0, cache_reuse):
+            with _left_out(), table4.llama_server(llama, gguf, cache_reuse=reuse) as peer:
+                play(peer, [table4.llama_way(reuse)], edits)
+    rows = table4.rows(played)
     out.print(peers_table(rows, f"{history.id}, {rows[0]['turns']} turns"))
     if json_file is not None:
-        config = {"trace": history.id, "cache_reuse": cache_reuse, "max_turns": max_turns}
-        write_json(json_file, document("peers", config, rows, target))
+        config = {
+            "trace": history.id,
+            "policies": [policy.name for policy in edits.values()],
+            "cache_reuse": cache_reuse,
+            "max_turns": max_turns,
+            "output_tokens": table4.OUTPUT_TOKENS,
+        }
+        peers = table4.engine_versions(llama, gguf)
+        write_json(json_file, document("peers", config, rows, target, peers=peers))
+    if any(row["errors"] for row in rows):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _left_out() -> Iterator[None]:
+    """Say what is not installed, and go on without it."""
+    try:
+        yield
+    except MissingDependencyError as error:
+        err.print(f"[yellow]left out:[/] {escape(str(error))}", soft_wrap=True)
 
 
 def _count(progress: Progress, task: TaskID, *_: object) -> None:

@@ -14,6 +14,7 @@ from leyline_agent.cli.bench.options import (
     JsonFile,
     ModelPath,
     PlotFile,
+    TurnsFile,
     draw,
     need_leyline,
     parse_concurrency,
@@ -51,7 +52,7 @@ def replay(
     warm_up: bool = True,
     budget_s: Budget = None,
     json_file: JsonFile = None,
-    turns_file: Annotated[Path | None, typer.Option(help="Write every measured turn to this file.")] = None,
+    turns_file: TurnsFile = None,
     plot: PlotFile = None,
 ) -> None:
     """Table 1: histories replayed through every arm, at every concurrency, repeated and paired."""

@@ -85,6 +85,8 @@ def tasks(
             "seeds": seeds,
             "max_steps": max_steps,
             "temperature": temperature,
+            "max_tokens": max_tokens,
+            "parallel": parallel,
             "isolation": isolation,
         }
         result = document("tasks", config, table, episodes=[episode.to_json() for episode in episodes])
