@@ -144,32 +144,36 @@ def test_a_session_that_ends_takes_its_amortized_tokens_with_it(
     monkeypatch.setattr(sessions, "_post", lambda *args: requests.append(args) or sessions_post(*args))
     client = client_for(server, CutOld())
     with client.session("short") as session:
-        last = run_turns(session, history(6), extra_body=salt)[-1].leyline
+        run_turns(session, history(6)[:6], extra_body=salt)
+        unedited = pool(server)["cached"]
+        markers = [r.leyline.directives[-1].replacement_len for r in run_turns(session, history(6), extra_body=salt)[3:]]
+        assert pool(server)["cached"] > unedited + sum(markers)
         assert len(client.leyline.manager.store) == 7
     assert len(client.leyline.manager.store) == 0
-    assert pool(server)["cached"] <= last.exact + 1  # what it held exactly, anybody may use
+    assert pool(server)["cached"] <= unedited + sum(markers)  # what it held exactly, anybody may use
     assert len(requests) == 1  # not one for each of its turns
 
 
 def test_an_async_session_is_prepared_and_released(server: Any, history: History) -> None:
     messages = history(4)
 
-    async def converse() -> tuple[Any, Any, int]:
+    async def converse() -> tuple[Any, Any, int, int]:
         async with AsyncOpenAI(base_url=server.base_url, api_key="none") as client:
             async with client.session("async") as session:
                 for end in range(2, 9, 2):
                     await session.chat.completions.create(**GREEDY, messages=messages[:end])  # type: ignore[arg-type]
+                unedited = pool(server)["cached"]
                 client.leyline.manager.policy = CutOld(keep=0)
                 prepared = await session.prepare(messages[:9])
                 last = await session.chat.completions.create(**GREEDY, messages=messages)  # type: ignore[arg-type]
-            return prepared, last.leyline, len(client.leyline.manager.store)
+            return prepared, last.leyline, len(client.leyline.manager.store), unedited
 
     flush(server)
-    prepared, report, remembered = asyncio.run(converse())
+    prepared, report, remembered, unedited = asyncio.run(converse())
     assert prepared.rotated > 0
     assert {d.status for d in report.directives} == {"already"}
     assert remembered == 0
-    assert pool(server)["cached"] <= report.exact + 1
+    assert pool(server)["cached"] <= unedited + sum(directive.replacement_len for directive in report.directives)
 
 
 def test_a_marker_that_stands_elsewhere_is_copied_if_the_config_allows_it(server: Any, history: History) -> None:
