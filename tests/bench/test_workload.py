@@ -70,7 +70,7 @@ def test_arms_carry_their_mode() -> None:
 def test_breakeven_cases_cover_positions_and_keep_the_prompt_s_length() -> None:
     some = list(cases([2048], [0, 0.5, 1], [16]))
     assert {case.prefix_tokens + case.downstream_tokens for case in some} == {2048 - 512}
-    assert [round(case.position, 1) for case in some] == [0.0, 0.4, 0.7]
+    assert [round(case.position, 1) for case in some] == [0.0, 0.5, 1.0]
     script = script_of(some[1], 0.25, seed=1)
     assert [step.edited for step in script.steps] == [False, True]
 
