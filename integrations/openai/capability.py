@@ -39,7 +39,7 @@ class CapabilityCache:
 
     _NO_ANSWER_TTL_S = 10.0
 
-    def __init__(self, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, ttl_s: float = 300.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._ttl_s = ttl_s
         self._clock = clock
         self._known: dict[str, tuple[Capability, float]] = {}

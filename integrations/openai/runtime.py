@@ -37,7 +37,7 @@ class Leyline:
 
     `renderer` renders on this side, by default with the tokenizer of the server; the server verifies it unless
     the config says otherwise. `on_report` is called with the report of every turn, in the thread that read the answer.
-    `tokenizers` lets several of these share what they know of servers' tokenizers.
+    `tokenizers` and `capabilities` let several of these share what they know of servers.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class Leyline:
         on_report: OnReport | None = None,
         manager: ContextManager | None = None,
         tokenizers: ServedTokenizers | None = None,
+        capabilities: CapabilityCache | None = None,
     ) -> None:
         if manager is not None and (policy is not None or config is not None):
             raise ConfigError("give either `manager` or policy and config; the manager has its own")
@@ -58,7 +59,7 @@ class Leyline:
             renderer = TemplateRenderer.from_folder(self.config.tokenizer)
         self.renderer = renderer
         self.listeners: list[OnReport] = [on_report] if on_report is not None else []
-        self.capabilities = CapabilityCache(self.config.probe_ttl_s)
+        self.capabilities = capabilities or CapabilityCache(self.config.probe_ttl_s)
         self.tokenizers = tokenizers or ServedTokenizers()
         self._last_fields: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._executor: ThreadPoolExecutor | None = None

@@ -13,6 +13,7 @@ from leyline_agent.bench.arms import Arm, InMode
 from leyline_agent.bench.measured import MeasuredTurn
 from leyline_agent.bench.script import Script, Scripted, Step
 from leyline_agent.integrations.openai import Leyline, OpenAI
+from leyline_agent.integrations.openai.capability import CapabilityCache
 from leyline_agent.integrations.openai.served_tokenizer import ServedTokenizers
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Settings:
     timeout_s: float = 600.0
     api_key: str = "none"
     tokenizers: ServedTokenizers = field(default_factory=ServedTokenizers, repr=False, compare=False)
+    capabilities: CapabilityCache = field(default_factory=CapabilityCache, repr=False, compare=False)
     """Shared by all sessions, as in an application: each of them has a client, because each has edits of its own."""
 
     def client_options(self) -> dict[str, Any]:
@@ -125,7 +127,7 @@ class _LeylineConversation:
 
     def __post_init__(self) -> None:
         policy = InMode(Scripted.of(self.script), self.arm.mode)
-        leyline = Leyline(policy, tokenizers=self.settings.tokenizers)
+        leyline = Leyline(policy, tokenizers=self.settings.tokenizers, capabilities=self.settings.capabilities)
         self.client = OpenAI(leyline=leyline, **self.settings.client_options())
         self.session = self.client.session(self.salt)
 

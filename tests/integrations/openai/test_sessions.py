@@ -146,7 +146,9 @@ def test_a_session_that_ends_takes_its_amortized_tokens_with_it(
     with client.session("short") as session:
         run_turns(session, history(6)[:6], extra_body=salt)
         unedited = pool(server)["cached"]
-        markers = [r.leyline.directives[-1].replacement_len for r in run_turns(session, history(6), extra_body=salt)[3:]]
+        markers = [
+            r.leyline.directives[-1].replacement_len for r in run_turns(session, history(6), extra_body=salt)[3:]
+        ]
         assert pool(server)["cached"] > unedited + sum(markers)
         assert len(client.leyline.manager.store) == 7
     assert len(client.leyline.manager.store) == 0
