@@ -51,9 +51,9 @@ def server(live: Any) -> Iterator[SpliceClient]:
     client.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def reference(live: Any) -> ReferenceModel:
-    """The server's model in transformers."""
+    """The server's model in transformers. Of a wider scope, it would outlast a `live` that a module has redefined."""
     return _load_reference(live.model_path)
 
 
