@@ -79,7 +79,7 @@ class CannedServer:
         return kind(base_url="http://canned/v1", api_key="none", http_client=http_client, **options)
 
     def _respond(self, request: Any) -> Any:
-        if request.url.path == "/leyline/status":
+        if request.url.path == "/leyline/ready":
             return self.library.Response(200, json={"ready": True})
         self.asked = request.content
         return self.library.Response(200, content=self.answer, headers={"content-type": "application/json"})

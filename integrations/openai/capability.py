@@ -70,17 +70,17 @@ class CapabilityCache:
 
     def _ask(self, root: str, get: Get) -> tuple[Capability, float]:
         try:
-            status = get(f"{root}/leyline/status")
+            status = get(f"{root}/leyline/ready")
         except Exception as err:  # noqa: BLE001 - any SDK, any transport: no answer means a plain request
             code = getattr(err, "status_code", None)
             if code is None:
-                return Capability(ready=False, detail=f"no answer to GET /leyline/status: {err}"), self._NO_ANSWER_TTL_S
+                return Capability(ready=False, detail=f"no answer to GET /leyline/ready: {err}"), self._NO_ANSWER_TTL_S
             if code == 503:
                 return Capability(ready=False, detail=_reason(err)), self._NO_ANSWER_TTL_S
-            return Capability(ready=False, detail=f"GET /leyline/status answered {code}"), self._ttl_s
+            return Capability(ready=False, detail=f"GET /leyline/ready answered {code}"), self._ttl_s
         if isinstance(status, dict) and status.get("ready") is True:
             return Capability(ready=True), float("inf")
-        return Capability(ready=False, detail="GET /leyline/status did not say `ready`"), self._ttl_s
+        return Capability(ready=False, detail="GET /leyline/ready did not say `ready`"), self._ttl_s
 
 
 def _reason(err: Exception) -> str:

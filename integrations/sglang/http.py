@@ -1,15 +1,16 @@
 """What Leyline adds to SGLang's HTTP server: the report in chat answers, and its own routes.
 
-GET /leyline/status says whether the server is ready to splice and why not. GET /leyline/tokenizer is what a client
-needs to render histories on its own side. POST /leyline/prepare does a turn's helper prefills and splice ahead of it,
-so that the turn itself is a plain cache hit.
+GET /leyline/ready says whether the server splices and why not, GET /leyline/status with all the facts behind it. GET
+/leyline/tokenizer is what a client needs to render histories on its own side. POST /leyline/prepare does a turn's
+helper prefills and splice ahead of it, so that the turn itself is a plain cache hit.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -18,7 +19,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 
 from leyline_agent.wire import KEY, VERSION
 
-from .proof import rank_statuses
+from .proof import RankStatuses, ensure_proved, rank_statuses
 
 router = APIRouter(prefix="/leyline")
 
@@ -72,27 +73,34 @@ def _manager() -> Any:
     return http_server._global_state.tokenizer_manager
 
 
+@router.get("/ready")
+async def ready() -> JSONResponse:
+    """Whether this server splices; 503 while it does not. It never waits for schedulers that are busy."""
+    return _ready_response(await ensure_proved(_manager()))
+
+
 @router.get("/status")
 async def status() -> JSONResponse:
-    """Whether this server splices, and the facts behind it; 503 while it does not."""
+    """What /ready says, and the facts behind it as they are now: each scheduler answers between two batches."""
     ranks = await rank_statuses(_manager())
-    missing = [rank for rank, state in enumerate(ranks) if state is None]
-    if missing:
-        reason = "the server runs without --radix-cache-backend leyline"
-    else:
-        reason = next((state["reason"] for state in ranks if state and state["reason"]), "")
     first = next((state for state in ranks if state), {})
-    body = {
-        "ready": not missing,
-        "amortize": not reason,
-        "reason": reason,
-        "protocol": VERSION,
+    facts = {
         "versions": {name: version(name) for name in ("leyline-agent", "sglang", "torch")},
         "model": _manager().served_model_name,
         **{key: value for key, value in first.items() if key not in ("amortize", "reason")},
         "ranks": ranks,
     }
-    return JSONResponse(body, status_code=503 if missing else 200)
+    return _ready_response(ranks, facts)
+
+
+def _ready_response(ranks: RankStatuses, facts: Mapping[str, Any] = MappingProxyType({})) -> JSONResponse:
+    complete = all(ranks)
+    if complete:
+        reason = next((state["reason"] for state in ranks if state and state["reason"]), "")
+    else:
+        reason = "the server runs without --radix-cache-backend leyline"
+    body = {"ready": complete, "amortize": not reason, "reason": reason, "protocol": VERSION, **facts}
+    return JSONResponse(body, status_code=200 if complete else 503)
 
 
 @router.get("/tokenizer")

@@ -62,8 +62,8 @@ def _replay_rows(parts: Sequence[Part]) -> dict[str, Any]:
     runs: list[ArmRun] = []
     for part in parts:
         ours = list(_arm_runs(part))
-        # Runs of the same arm are further repetitions; runs of other arms are paired with those that are there.
-        again = {run.arm for run in runs} & {run.arm for run in ours}
+        # Runs of the same cell are further repetitions; runs of other cells are paired with those that are there.
+        again = {(run.arm, run.concurrency) for run in runs} & {(run.arm, run.concurrency) for run in ours}
         shift = 1 + max(run.repetition for run in runs) if again else 0
         for run in ours:
             run.repetition += shift

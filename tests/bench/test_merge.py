@@ -64,6 +64,14 @@ def test_arms_of_two_servers_are_paired(tmp_path: Path) -> None:
     assert row["against_reprefill"]["ttft_edited_times_lower"][0] == pytest.approx(801 / 201, abs=1e-5)
 
 
+def test_a_concurrency_that_one_run_lacks_comes_from_another(tmp_path: Path) -> None:
+    first = [arm_run(Arm.REPREFILL, 0, concurrency=c) for c in (2, 4)] + [arm_run(Arm.AMORTIZE, 0)]
+    second = [arm_run(Arm.AMORTIZE, 0, concurrency=4)]
+    joined = merge([replayed(tmp_path, "first", first), replayed(tmp_path, "second", second)])
+    paired = {row["concurrency"]: row["against_reprefill"] for row in joined["rows"] if row["arm"] == "amortize"}
+    assert {concurrency: row["sessions"] for concurrency, row in paired.items()} == {2: 3, 4: 3}
+
+
 def test_cases_of_breakeven_runs_come_together(tmp_path: Path) -> None:
     def part(name: str, case: breakeven.Case, ttft_ms: float) -> Part:
         measured = [

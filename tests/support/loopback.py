@@ -39,7 +39,7 @@ class Loopback:
 
     url: str = ""
     leyline: bool = True
-    """Whether there is a `/leyline/status`."""
+    """Whether there is a `/leyline/ready`."""
     strict: bool = False
     """Whether unknown fields are an error 400, as at hosted APIs."""
     fail: list[int] = field(default_factory=list)
@@ -93,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self._note({})
-        if self.path.partition("?")[0] == "/leyline/status" and self.server_state.leyline:
+        if self.path.partition("?")[0] == "/leyline/ready" and self.server_state.leyline:
             self._json({"ready": True})
         else:
             self._json({"error": {"message": "not here"}}, 404)

@@ -59,7 +59,7 @@ def test_a_server_without_leyline_gets_the_view_and_no_unknown_field() -> None:
         client = client_for(server)
         for _ in range(5):
             completion = client.chat.completions.create(model="m", messages=HISTORY)
-        assert server.asked("/leyline/status") == 1
+        assert server.asked("/leyline/ready") == 1
         assert server.chats[0]["messages"][2]["content"] == "[cut]"
         assert [f.reason for f in completion.leyline.fallbacks] == [FallbackReason.SERVER_WITHOUT_LEYLINE]
         assert not completion.leyline.served
@@ -186,7 +186,7 @@ def test_switched_off_it_is_the_stock_client() -> None:
     with loopback() as server:
         client_for(server, config=Config(enabled=False)).chat.completions.create(model="m", messages=HISTORY)
         assert server.chats == [{"model": "m", "messages": HISTORY}]
-        assert server.asked("/leyline/status") == 0
+        assert server.asked("/leyline/ready") == 0
 
 
 OURS = {"leyline": {"session": "s", "on_report": print}, "mine": 1}
@@ -222,7 +222,7 @@ def test_side_requests_carry_the_headers_of_the_call() -> None:
                 model="m", messages=HISTORY, extra_headers={"X-Tenant": "t"}, extra_query={"v": "2"}
             ).parse()
         paths = {path for path, _ in server.requests}
-        assert {"/leyline/status?v=2", "/v1/tokenize?v=2"} <= paths
+        assert {"/leyline/ready?v=2", "/v1/tokenize?v=2"} <= paths
         assert {headers.get("x-tenant") for headers in server.headers} == {"t"}
 
 
@@ -372,7 +372,7 @@ def test_async_and_sync_do_the_same() -> None:
 
     with loopback() as server:
         assert asyncio.run(calls(server)) == [1, 1, 4, 1]
-        assert server.asked("/leyline/status") == 1
+        assert server.asked("/leyline/ready") == 1
 
 
 def test_a_policy_in_an_async_client_sees_the_callers_context() -> None:
