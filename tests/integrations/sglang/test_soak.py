@@ -101,7 +101,9 @@ def test_short(server, reference):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("LEYLINE_SOAK_TURNS" not in os.environ, reason="hours: set LEYLINE_SOAK_TURNS=10000 to run it")
+@pytest.mark.skipif(
+    "LEYLINE_SOAK_TURNS" not in os.environ, reason="eight minutes and more: set LEYLINE_SOAK_TURNS=10000 to run it"
+)
 @pytest.mark.timeout(4 * 3600)
 def test_long(server, reference):
     turns = int(os.environ["LEYLINE_SOAK_TURNS"])
