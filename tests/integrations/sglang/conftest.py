@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from faults import Faults
 from reference import ReferenceModel
 from splice_client import SpliceClient
 
@@ -42,6 +43,18 @@ def live(request: pytest.FixtureRequest, cpu_server: Callable[..., Any]) -> Any:
     model = name.removeprefix("small-")
     arguments = ("--max-total-tokens", "2048") if model != name else ()
     return cpu_server(model, *arguments, env=environment)
+
+
+@pytest.fixture(scope="session")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Faults:
+    return Faults(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture(scope="session")
+def operated(cpu_server: Callable[..., Any], faults: Faults) -> Any:
+    """A server as an operator may run it, with little memory: metrics, short chunks of prefill, faults on demand."""
+    arguments = ("--max-total-tokens", "2048", "--chunked-prefill-size", "128", "--enable-metrics")
+    return cpu_server("llama", *arguments, env=faults.environment)
 
 
 @pytest.fixture
