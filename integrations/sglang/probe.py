@@ -10,6 +10,7 @@ torch form on the same keys.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -24,6 +25,9 @@ _TOLERANCE = {torch.float32: 2e-3, torch.float16: 3e-2, torch.bfloat16: 6e-2}
 """Relative L2 error a layer may show: the model's own rounding over its layers. A wrong rotation shows about 1."""
 
 _FP8_TOLERANCE = 0.2
+_LONG_COPY = 16384
+"""Slots for which the Triton form takes its tiling for long copies, in models of any size."""
+
 _ROUNDINGS = 1.0
 """Roundings of the stored dtype by which the two forms of the kernel may differ."""
 
@@ -74,6 +78,23 @@ def check_probe(rotator: PoolRotator, slots: torch.Tensor) -> ProbeResult:
     if not agrees:
         verdict = f"the Triton form is {difference:.2g} roundings from the torch form; {verdict}"
     return ProbeResult(follows and agrees, worst, where, difference if reference is not None else None, verdict)
+
+
+def warm_up(rotator: PoolRotator, slots: torch.Tensor, allocator: Any) -> None:
+    """Copy the probe prompt to free slots, as a splice would, so that the first splice compiles no kernel.
+
+    The Triton form has one tiling for short copies and one for long ones. Modifies slots that nobody owns, which are
+    free again afterwards; a copy for which there is no room is left out.
+
+    slots: [T] int64, where the probe prompt lies.
+    """
+    for num_slots in (len(slots), _LONG_COPY) if rotator.form == "triton" else (len(slots),):
+        free = allocator.alloc(num_slots)
+        if free is None:
+            continue
+        source = slots.repeat(-(-len(free) // len(slots)))[: len(free)]
+        rotator.copy_rotate(source, free.to(torch.int64), torch.ones_like(source, dtype=torch.int32))
+        allocator.free(free)
 
 
 def _relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

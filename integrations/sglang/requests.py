@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
+from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from leyline_agent.directives import Mode
@@ -94,7 +95,7 @@ async def _run_helpers(original: Generate, manager: Any, obj: Any, request: Any,
         return HelperNote()
     try:
         wire = SpliceRequest.parse(params[KEY])
-        plan = make_plan(wire, prompt, page_size=manager.server_args.page_size or 1)
+        plan = make_plan(wire, prompt, page_size=resolved_view(manager.server_args).page_size or 1)
     except (WireError, Refusal):
         return HelperNote()  # the scheduler finds the same and reports it
     if not plan.directives or plan.mode is Mode.FORGET:

@@ -7,19 +7,23 @@ from array import array
 from dataclasses import asdict
 from typing import Any
 
+import torch.distributed
+from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.runtime_context import get_parallel
 
 from leyline_agent.errors import ConfigError, UnsupportedError
 from leyline_agent.kernels.pool import PoolRotator
+from leyline_agent.report import FallbackReason
 from leyline_agent.wire import KEY
 
 from .cache import LeylineRadixCache
 from .forget import drop_path
 from .internal import read_note
 from .pool_layers import pool_layers
-from .probe import PROBE_LEN, PROBE_SALT, PROBE_TOKEN, ProbeResult, check_probe
+from .probe import PROBE_LEN, PROBE_SALT, PROBE_TOKEN, ProbeResult, check_probe, warm_up
+from .refusal import Refusal
 from .request_state import RequestState, state_of
-from .supported import amortize_off, refuse_server
+from .supported import amortize_off, refuse_server, unsupported_request
 from .tree import Namespace, match
 
 logger = logging.getLogger(__name__)
@@ -35,7 +39,7 @@ def build_cache(ctx: Any) -> Any:
     """
     from sglang.srt.mem_cache.registry import create_unified_radix_cache
 
-    refuse_server(ctx.server_args)
+    refuse_server(resolved_view(ctx.server_args))
     cache = create_unified_radix_cache(ctx, cache_class=LeylineRadixCache)
     runner = ctx.tp_worker.model_runner
     cache.leyline = BackendState(cache, ctx, runner)
@@ -49,7 +53,9 @@ class BackendState:
         self.cache = cache
         self.rotator: PoolRotator | None = None
         self.probe: ProbeResult | None = None
-        self.reason = amortize_off(ctx.server_args, hybrid=ctx.is_hybrid_swa or ctx.is_hybrid_ssm)
+        self.tp_group = ctx.params.tp_cache_group
+        settings = resolved_view(ctx.server_args)
+        self.reason = amortize_off(settings, hybrid=ctx.is_hybrid_swa or ctx.is_hybrid_ssm)
         if not self.reason:
             try:
                 pool = cache.token_to_kv_pool_allocator.get_kvcache()
@@ -75,9 +81,15 @@ class BackendState:
         cached_len, node = match(self.cache, array("q", [PROBE_TOKEN]) * PROBE_LEN, namespace)
         if cached_len < PROBE_LEN - 1:
             return
-        self.probe = check_probe(self.rotator, self.cache.path_device_indices(node).long())
-        self.reason = "" if self.probe.passed else f"the start-up probe failed: {self.probe.detail}"
-        self.cache.rotator = self.rotator if self.probe.passed else None
+        slots = self.cache.path_device_indices(node).long()
+        self.probe = check_probe(self.rotator, slots)
+        if not self.probe.passed:
+            self.reason = f"the start-up probe failed: {self.probe.detail}"
+        if not _on_all_ranks(self.probe.passed, self.tp_group):  # they splice alike or not at all
+            self.reason = self.reason or "the start-up probe failed on another rank"
+        else:
+            warm_up(self.rotator, slots, self.cache.token_to_kv_pool_allocator)
+            self.cache.rotator = self.rotator
         self.cache.disabled_reason = self.reason
         drop_path(self.cache, node, 0)
 
@@ -106,6 +118,15 @@ class BackendState:
         }
 
 
+def _on_all_ranks(value: bool, group: Any) -> bool:
+    """Whether `value` is True on each rank of the process group; every rank has to ask."""
+    if group is None or torch.distributed.get_world_size(group) == 1:
+        return value
+    flag = torch.tensor(int(value))
+    torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MIN, group=group)
+    return bool(flag)
+
+
 # ---- hooks ----------------------------------------------------------------------------------------------------------
 
 
@@ -115,7 +136,11 @@ def create_req(original: Any, scheduler: Any, recv_req: Any, *args: Any, **kwarg
     params = getattr(recv_req.sampling_params, "custom_params", None)
     if isinstance(params, dict) and KEY in params and isinstance(scheduler.tree_cache, LeylineRadixCache):
         prompt = array("q", recv_req.input_ids)
-        req.leyline = RequestState.from_wire(params[KEY], read_note(params), prompt, scheduler.tree_cache.page_size)
+        state = RequestState.from_wire(params[KEY], read_note(params), prompt, scheduler.tree_cache.page_size)
+        problem = unsupported_request(recv_req)
+        if problem and not state.forgets:
+            state.refuse(Refusal(FallbackReason.REQUEST_UNSUPPORTED, problem))
+        req.leyline = state
     return req
 
 

@@ -137,6 +137,8 @@ def _move_in_place(
 
 
 def _prefers_in_place(cache: LeylineRadixCache, base_len: int, num_slots: int) -> bool:
+    if cache.enable_session_radix_cache:  # SGLang's sessions refer to nodes, which would lose their slots
+        return False
     place = cache.settings.splice_place
     if place is SplicePlace.AUTO:  # the base cannot make room for its own copy
         room = cache.token_to_kv_pool_allocator.available_size() + cache.full_evictable_size() - base_len

@@ -103,7 +103,8 @@ class JudgedConversation(Conversation):
 
     def fork(self) -> JudgedConversation:
         other = type(self)(self.server, self.state.model, by_report=self.by_report, **self.fields)
-        other.base, other.marks, other.state, other.last = list(self.base), self.marks, self.state, self.last
+        other.base, other.marks, other.dp_rank = list(self.base), self.marks, self.dp_rank
+        other.state, other.last = self.state, self.last
         return other
 
     def turn(self, new_tokens: Sequence[int], *directives: Directive, max_new_tokens: int = 8, **fields: Any) -> Answer:
@@ -145,5 +146,5 @@ class JudgedConversation(Conversation):
         edited = edits.apply(self.base)
         report = self.server.prepare(edited, self.request(*directives), **self.fields)
         self.state = reused_state(self._whole(self.base), self.marks, edits, report, len(edited))
-        self.base, self.marks = edited, report.marks
+        self.base, self.marks, self.dp_rank = edited, report.marks, report.dp_rank
         return report

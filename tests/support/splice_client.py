@@ -232,7 +232,7 @@ def _encoded(leyline: object) -> object:
 
 
 class Conversation:
-    """A session as an agent leads it: the base grows by each turn, marks travel from report to request.
+    """A session as an agent leads it: the base grows by each turn, marks and worker travel from report to request.
 
     `fields` go into every request (`cache_salt`, say).
     """
@@ -242,16 +242,17 @@ class Conversation:
         self.fields = fields
         self.base: list[int] = []
         self.marks: Marks = ()
+        self.dp_rank: int | None = None
 
     def fork(self) -> Conversation:
         """Another conversation with the same past."""
         other = type(self)(self.server, **self.fields)
-        other.base, other.marks = list(self.base), self.marks
+        other.base, other.marks, other.dp_rank = list(self.base), self.marks, self.dp_rank
         return other
 
     def request(self, *directives: Directive) -> SpliceRequest:
         """What the next turn would say about `directives`, which are in coordinates of the base."""
-        return SpliceRequest.build(self.base, DirectiveSet(directives), self.marks)
+        return SpliceRequest.build(self.base, DirectiveSet(directives), self.marks, dp_rank=self.dp_rank)
 
     def prompt(self, new_tokens: Sequence[int], *directives: Directive) -> list[int]:
         return [*DirectiveSet(directives).apply(self.base), *new_tokens]
@@ -261,5 +262,9 @@ class Conversation:
         prompt = self.prompt(new_tokens, *directives)
         request = self.request(*directives)
         answer = self.server.generate(prompt, request, max_new_tokens=max_new_tokens, **self.fields | fields)
-        self.base, self.marks = answer.base, answer.the_report.marks
+        self.commit(answer)
         return answer
+
+    def commit(self, answer: Answer) -> None:
+        """Go on from `answer`."""
+        self.base, self.marks, self.dp_rank = answer.base, answer.the_report.marks, answer.the_report.dp_rank

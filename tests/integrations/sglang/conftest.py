@@ -53,7 +53,8 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Faults:
 @pytest.fixture(scope="session")
 def operated(cpu_server: Callable[..., Any], faults: Faults) -> Any:
     """A server as an operator may run it, with little memory: metrics, short chunks of prefill, faults on demand."""
-    arguments = ("--max-total-tokens", "2048", "--chunked-prefill-size", "128", "--enable-metrics")
+    chunks = ("--chunked-prefill-size", "128", "--enable-mixed-chunk")
+    arguments = ("--max-total-tokens", "2048", *chunks, "--enable-metrics")
     return cpu_server("llama", *arguments, env=faults.environment)
 
 
