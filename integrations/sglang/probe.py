@@ -26,7 +26,7 @@ _TOLERANCE = {torch.float32: 2e-3, torch.float16: 3e-2, torch.bfloat16: 6e-2}
 
 _FP8_TOLERANCE = 0.2
 _LONG_COPY = 16384
-"""Slots for which the Triton form takes its tiling for long copies, in models of any size."""
+"""Slots for which the Triton form takes its tiling for long copies, however few layers and heads a rank has."""
 
 _ROUNDINGS = 1.0
 """Roundings of the stored dtype by which the two forms of the kernel may differ."""
@@ -84,14 +84,12 @@ def warm_up(rotator: PoolRotator, slots: torch.Tensor, allocator: Any) -> None:
     """Copy the probe prompt to free slots, as a splice would, so that the first splice compiles no kernel.
 
     The Triton form has one tiling for short copies and one for long ones. Modifies slots that nobody owns, which are
-    free again afterwards; a copy for which there is no room is left out.
+    free again afterwards.
 
     slots: [T] int64, where the probe prompt lies.
     """
     for num_slots in (len(slots), _LONG_COPY) if rotator.form == "triton" else (len(slots),):
-        free = allocator.alloc(num_slots)
-        if free is None:
-            continue
+        free = allocator.alloc(min(num_slots, allocator.available_size()))
         source = slots.repeat(-(-len(free) // len(slots)))[: len(free)]
         rotator.copy_rotate(source, free.to(torch.int64), torch.ones_like(source, dtype=torch.int32))
         allocator.free(free)

@@ -87,9 +87,7 @@ AMORTIZE_RULES = (
 
 REQUEST_RULES = (
     Rule("input_embeds", _is_set("input_embeds"), "token ids do not say what its KV holds"),
-    Rule(
-        "positional_embed_overrides", _is_set("positional_embed_overrides"), "token ids do not say what its KV holds"
-    ),
+    Rule("positional_embed_overrides", _is_set("positional_embed_overrides"), "token ids do not say what its KV holds"),
     Rule("images, audio or video", _is_set("mm_inputs"), "their positions do not count like those of text"),
     Rule(
         "beam_width > 1",

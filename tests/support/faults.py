@@ -1,9 +1,9 @@
 """Faults inside a running server: switched on and off by files, which its plugin `leyline_faults` looks for.
 
-    faults = Faults(folder)
-    server = start_server("llama", env=faults.environment)
-    with faults.on("kernel"):     # every copy raises; tests/support/fault_plugin lists the names
-        ...
+faults = Faults(folder)
+server = start_server("llama", env=faults.environment)
+with faults.on("kernel"):     # every copy raises; tests/support/fault_plugin lists the names
+    ...
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Faults inside the server, at every step of an edited turn.
 
-After each: the turn was answered as a fresh prefill answers it, its report says why, no slot is lost, nothing is locked,
-and the next try works. The faults are made by the plugin in tests/support/fault_plugin.
+After each: the turn was answered as a fresh prefill answers it, its report says why, no slot is lost, nothing is
+locked, and the next try works. The faults are made by the plugin in tests/support/fault_plugin.
 """
 
 from __future__ import annotations

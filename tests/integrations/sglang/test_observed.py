@@ -1,4 +1,4 @@
-"""What an operator sees: metrics that count what the reports say, log lines without a word of any prompt, the status."""
+"""What an operator sees: the status, metrics that count what reports say, log lines without a word of any prompt."""
 
 from __future__ import annotations
 

@@ -9,8 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.arg_groups.overrides import resolved_view
+from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+from sglang.srt.server_args import ServerArgs
 
-from leyline_agent.errors import UnsupportedError
+from judge import JudgedConversation, assert_exact
+from leyline_agent.directives import Directive, Mode
+from leyline_agent.errors import ServerError, UnsupportedError
+from leyline_agent.integrations.sglang.launch import ServerArgs as LaunchArgs
+from leyline_agent.integrations.sglang.launch import ServerProcess, ServerSpec
 from leyline_agent.integrations.sglang.supported import (
     AMORTIZE_RULES,
     REQUEST_RULES,
@@ -19,12 +26,9 @@ from leyline_agent.integrations.sglang.supported import (
     refuse_server,
     unsupported_request,
 )
-
-pytest.importorskip("sglang")
-
-from sglang.srt.arg_groups.overrides import resolved_view  # noqa: E402 (SGLang is not in every environment)
-from sglang.srt.managers.io_struct import TokenizedGenerateReqInput  # noqa: E402
-from sglang.srt.server_args import ServerArgs  # noqa: E402
+from servers import free_port
+from splice_client import Conversation, generate_body
+from tiny_models import tiny_model
 
 HERE = Path(__file__).parent
 
@@ -81,8 +85,18 @@ def test_server_that_must_not_start(monkeypatch: pytest.MonkeyPatch, setting: st
     )
 
 
+@pytest.mark.server
+@pytest.mark.slow
+def test_the_real_server_does_not_start(tmp_path: Path) -> None:
+    words = ("--model-path", str(tiny_model("llama")), "--port", str(free_port()), "--disable-radix-cache")
+    spec = ServerSpec(LaunchArgs(words), cpu=True)
+    with ServerProcess(spec, tmp_path / "server.log") as server, pytest.raises(ServerError) as caught:
+        server.wait_ready(timeout_s=200)
+    assert "Leyline does not work with --disable-radix-cache (there is no cache to splice)" in str(caught.value)
+
+
 def test_all_refused_settings_are_named_at_once() -> None:
-    with pytest.raises(UnsupportedError, match="--enable-lmcache .*; --pp-size > 1 "):
+    with pytest.raises(UnsupportedError, match=r"--enable-lmcache .*; --pp-size > 1 "):
         refuse_server(server_args(enable_lmcache=True, pp_size=2))
 
 
@@ -94,6 +108,35 @@ def test_server_without_amortize(setting: str, fields: dict[str, Any]) -> None:
     assert amortize_off(args, hybrid=False) == (
         f"keys cannot be moved with {setting} ({why}). Leave that out to have AMORTIZE"
     )
+
+
+@pytest.mark.server
+@pytest.mark.slow
+@pytest.mark.parametrize("live", ["dfs-weight"], indirect=True)
+def test_the_real_server_without_amortize(server, reference, tokens) -> None:
+    """It says why, in its status and in every report; FORGET works as ever."""
+    status = server.status()
+    assert status["ready"] is True
+    assert status["amortize"] is False
+    assert "--schedule-policy dfs-weight" in status["reason"]
+    talk = JudgedConversation(server, reference)
+    talk.turn(tokens(150))
+    answer = talk.turn(tokens(7), Directive(60, 90, tuple(tokens(5))))
+    assert answer.reasons == ["amortize_disabled"]
+    assert answer.the_report.fallbacks[0].detail == status["reason"]
+    assert_exact(reference, answer)
+    forgotten = talk.turn(tokens(7), Directive(60, 65, (), Mode.FORGET))
+    assert [outcome.status for outcome in forgotten.the_report.directives] == ["forgotten"]
+    assert_exact(reference, forgotten)
+    pool = server.idle_pool()
+    assert pool.lost == pool.in_use == 0
+
+
+@pytest.fixture(scope="session")
+def live(request, cpu_server):
+    if request.param == "operated":
+        return request.getfixturevalue("operated")
+    return cpu_server("llama", "--schedule-policy", request.param)
 
 
 def test_hybrid_model() -> None:
@@ -168,6 +211,29 @@ def test_request_that_cannot_be_amortized(what: str, fields: dict[str, Any]) -> 
     vars(request).update(fields)
     (why,) = (rule.why for rule in REQUEST_RULES if rule.setting == what)
     assert unsupported_request(request) == f"cannot be amortized with {what} ({why})"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("live", ["operated"], indirect=True)
+def test_beam_search_with_a_directive(server, tokens) -> None:
+    """The beams are those that come without Leyline, and the report says why nothing was spliced."""
+    talk = Conversation(server)
+    talk.turn(tokens(150))
+    edit = Directive(60, 90, tuple(tokens(5)))
+    prompt = talk.prompt(tokens(7), edit)
+    beams = []
+    for leyline in (talk.request(edit), None):
+        body = generate_body(prompt, leyline, log_probs=False)
+        body["sampling_params"]["beam_width"] = 2
+        response = server.http.post("/generate", json=body)
+        assert response.status_code == 200, response.text
+        beams.append(response.json())
+    with_directive, without = beams
+    assert with_directive["output_ids"] == without["output_ids"]
+    reasons = [fallback["reason"] for fallback in with_directive["meta_info"]["leyline"]["fallbacks"]]
+    assert reasons == ["request_unsupported"]
+    pool = server.idle_pool()
+    assert pool.lost == pool.in_use == 0
 
 
 def test_every_request_rule_has_its_case() -> None:

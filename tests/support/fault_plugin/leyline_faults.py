@@ -1,4 +1,4 @@
-"""A plugin of SGLang that makes steps of a Leyline turn fail, or wait, while a file of the fault's name lies in a folder.
+"""A plugin of SGLang: steps of a Leyline turn fail, or wait, while a file of the fault's name lies in a folder.
 
 tests/support/faults.py puts it into a server and lays the files. What a fault hit is told by a file `NAME.hit`.
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import threading
 import time
 from array import array
-from contextlib import contextmanager
 from pathlib import Path
 
 FOLDER = Path(os.environ["LEYLINE_FAULTS"])
 POLL_S = 0.005
 
-_splicing = False
+_splicing = threading.Event()
 
 
 class InjectedError(Exception):
@@ -71,24 +71,17 @@ def splice(original, cache, rotator, plan, namespace):
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
         cache.evict(EvictParams(num_tokens=cache.full_evictable_size()))
-    with while_splicing():
-        return original(cache, rotator, plan, namespace)
-
-
-@contextmanager
-def while_splicing():
-    global _splicing
-    _splicing = True
+    _splicing.set()
     try:
-        yield
+        return original(cache, rotator, plan, namespace)
     finally:
-        _splicing = False
+        _splicing.clear()
 
 
 def alloc(original, *args, **kwargs):
-    if _splicing and strikes("no_slots"):
+    if _splicing.is_set() and strikes("no_slots"):
         return None
-    if _splicing:
+    if _splicing.is_set():
         fail("allocator")
     return original(*args, **kwargs)
 
