@@ -13,7 +13,8 @@ Or in place, where nobody else uses the downstream: its slots leave the base and
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,13 +66,10 @@ def splice(cache: LeylineRadixCache, rotator: PoolRotator, plan: SplicePlan, nam
         slots = _move_in_place(cache, rotator, source_key, namespace, cached_base_len, pending)
         if slots is None:
             slots = _copy(cache, rotator, source_node, pending)
-        cache.insert(
-            InsertParams(
-                key=make_key(target_key[: have + len(slots)], namespace),
-                value=torch.cat((prefix, slots)).to(torch.int64),
-                prev_prefix_len=have,
-            )
-        )
+        with _freed_on_error(cache, slots):
+            key = make_key(target_key[: have + len(slots)], namespace)
+            filed = InsertParams(key=key, value=torch.cat((prefix, slots)).to(torch.int64), prev_prefix_len=have)
+        cache.insert(filed)
     rotated: dict[int, int] = {}
     for copy, piece in pending:
         rotated[copy.directive] = rotated.get(copy.directive, 0) + len(piece)
@@ -84,7 +82,7 @@ def _copy(
     """Copy the pending pieces to new slots, which the caller owns, in one launch over all layers."""
     with cache.held(source_node):
         slots = _allocate(cache, sum(len(piece) for _, piece in pending))
-        try:
+        with _freed_on_error(cache, slots):
             source = cache.path_device_indices(source_node)
             cache.wait_for_forward()
             rotator.copy_rotate(
@@ -92,9 +90,6 @@ def _copy(
                 slots.to(torch.int64),
                 torch.cat([_shifts(copy, piece, slots.device) for copy, piece in pending]),
             )
-        except BaseException:
-            cache.token_to_kv_pool_allocator.free(slots)
-            raise
     return slots
 
 
@@ -127,12 +122,9 @@ def _move_in_place(
     slots: torch.Tensor = cache.path_device_indices(node)[piece.start : piece.stop].to(torch.int64)
     for info in reversed(path):
         steal_leaf(cache, info.node_id)
-    try:
+    with _freed_on_error(cache, slots):
         cache.wait_for_forward()
         rotator.rotate_inplace(slots, _shifts(copy, piece, slots.device))
-    except BaseException:
-        cache.token_to_kv_pool_allocator.free(slots)
-        raise
     return slots
 
 
@@ -178,6 +170,16 @@ def _pending(plan: SplicePlan, have: int, cached_base_len: int, page_size: int) 
             pending.append((copy, range(start, end)))
             reached = end + run.shift
     return pending
+
+
+@contextmanager
+def _freed_on_error(cache: LeylineRadixCache, slots: torch.Tensor) -> Iterator[None]:
+    """The slots are nobody's but ours so far: whatever goes wrong, they go back to the allocator."""
+    try:
+        yield
+    except BaseException:
+        cache.token_to_kv_pool_allocator.free(slots)
+        raise
 
 
 def _allocate(cache: LeylineRadixCache, num_slots: int) -> torch.Tensor:

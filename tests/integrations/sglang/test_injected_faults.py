@@ -24,6 +24,7 @@ BASE_LEN = 300
 FAULTS = {
     "kernel": "internal",
     "kernel_late": "internal",
+    "filing": "internal",
     "no_slots": "no_room",
     "allocator": "internal",
     "helper": "internal",

@@ -17,6 +17,7 @@ FOLDER = Path(os.environ["LEYLINE_FAULTS"])
 POLL_S = 0.005
 
 _splicing = threading.Event()
+_copied = threading.Event()
 
 
 class InjectedError(Exception):
@@ -53,6 +54,7 @@ def copy_rotate(original, *args, **kwargs):
         time.sleep(POLL_S)
     original(*args, **kwargs)
     fail("kernel_late")
+    _copied.set()
 
 
 def rotate_inplace(original, *args, **kwargs):
@@ -76,6 +78,13 @@ def splice(original, cache, rotator, plan, namespace):
         return original(cache, rotator, plan, namespace)
     finally:
         _splicing.clear()
+        _copied.clear()
+
+
+def make_key(original, *args, **kwargs):
+    if _copied.is_set():  # the copies are about to be filed in the tree
+        fail("filing")
+    return original(*args, **kwargs)
 
 
 def alloc(original, *args, **kwargs):
@@ -98,6 +107,7 @@ SCHEDULER_HOOKS = {
     "leyline_agent.kernels.pool.PoolRotator.copy_rotate": copy_rotate,
     "leyline_agent.kernels.pool.PoolRotator.rotate_inplace": rotate_inplace,
     "leyline_agent.integrations.sglang.cache.splice": splice,
+    "leyline_agent.integrations.sglang.splice.make_key": make_key,
     "sglang.srt.mem_cache.allocator.token.TokenToKVPoolAllocator.alloc": alloc,
     "sglang.srt.managers.scheduler.Scheduler._poll_timeout_aborts": poll_timeout_aborts,
 }
