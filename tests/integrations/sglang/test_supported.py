@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 from sglang.srt.arg_groups.overrides import resolved_view
-from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+from sglang.srt.managers.io_struct import GenerateReqInput, TokenizedGenerateReqInput
 from sglang.srt.server_args import ServerArgs
 
 from judge import JudgedConversation, assert_exact
-from leyline_agent.directives import Directive, Mode
+from leyline_agent.directives import Directive, DirectiveSet, Mode
 from leyline_agent.errors import ServerError, UnsupportedError
+from leyline_agent.integrations.sglang import requests
 from leyline_agent.integrations.sglang.launch import ServerArgs as LaunchArgs
 from leyline_agent.integrations.sglang.launch import ServerProcess, ServerSpec
 from leyline_agent.integrations.sglang.supported import (
@@ -26,6 +29,8 @@ from leyline_agent.integrations.sglang.supported import (
     refuse_server,
     unsupported_request,
 )
+from leyline_agent.report import TurnReport
+from leyline_agent.wire import KEY, SpliceRequest
 from servers import free_port
 from splice_client import Conversation, generate_body
 from tiny_models import tiny_model
@@ -153,6 +158,23 @@ def test_settings_are_read_as_sglang_resolved_them() -> None:
     raw._resolved_overrides = [("an old name", {"smg_grpc_mode": True})]
     with pytest.raises(UnsupportedError, match="--smg-grpc-mode"):
         refuse_server(resolved_view(raw))
+
+
+def test_helpers_go_by_the_page_size_that_sglang_chose() -> None:
+    """Some attention backends have one of their own. Helpers that took it for 1 left the page of the run unfilled."""
+    raw = ServerArgs(model_path="somewhere")
+    raw._resolved_overrides = [("an attention backend", {"page_size": 16})]
+    base, edits = list(range(200)), DirectiveSet.of(Directive(50, 90, (1, 2, 3, 4, 5)))
+    params = SpliceRequest.build(base, edits).custom_params()
+    turn = GenerateReqInput(input_ids=edits.apply(base), sampling_params={"custom_params": params})
+    prefilled: list[int] = []
+
+    async def generate(manager: Any, helper: Any, request: Any) -> AsyncIterator[dict[str, Any]]:
+        prefilled.append(len(helper.input_ids))
+        yield {"meta_info": {"cached_tokens": 0, KEY: [TurnReport().to_wire()]}}
+
+    asyncio.run(requests._run_helpers(generate, SimpleNamespace(server_args=raw), turn, None, params))
+    assert prefilled == [64]  # the run would begin at 55
 
 
 # --- pools -----------------------------------------------------------------------------------------------------------
