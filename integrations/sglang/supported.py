@@ -9,10 +9,11 @@ request.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from sglang.srt.environ import envs
 
 from leyline_agent.errors import UnsupportedError
 
@@ -53,11 +54,7 @@ SERVER_RULES = (
     Rule("--tokenizer-worker-num > 1", _above_one("tokenizer_worker_num"), "plugins are not loaded in its workers"),
     Rule("--pp-size > 1", _above_one("pp_size"), "each stage holds only some of the layers"),
     Rule("--smg-grpc-mode", _is_set("smg_grpc_mode"), "its server has no HTTP routes, so that no helper is ever run"),
-    Rule(
-        "SGLANG_RUST_SERVER",
-        lambda args: os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes", "y", "on"),
-        "its server runs no plugins",
-    ),
+    Rule("SGLANG_RUST_SERVER", lambda args: envs.SGLANG_RUST_SERVER.get(), "its server runs no plugins"),
     Rule("--dllm-algorithm", _is_set("dllm_algorithm"), "diffusion models do not fill the cache left to right"),
     Rule("--kv-canary", lambda args: getattr(args, "kv_canary", "none") not in (None, "none"), "it forbids copies"),
 )
