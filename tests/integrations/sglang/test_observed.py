@@ -98,7 +98,10 @@ def test_log_lines_hold_no_prompt_text(server, live, faults):
     body = {"model": "any", "messages": messages, "max_tokens": 2, "custom_params": {"leyline": text}}
     assert server.http.post("/v1/chat/completions", json=body).status_code == 200
 
-    log = live.log_tail(lines=10_000, start=start)
+    deadline = time.monotonic() + 15  # a turn's line comes right behind its answer
+    while (log := live.log_tail(lines=10_000, start=start)).count("leyline turn rid=") < 6:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     ours = [line for line in log.splitlines() if "leyline" in line]
     assert sum("leyline turn rid=" in line for line in ours) == 6
     assert any("directives=amortize:spliced fallbacks=-" in line for line in ours)
