@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from leyline_agent.edits import Usage
 from leyline_agent.report import Fallback, FallbackReason, TurnReport
-from leyline_agent.turn_plan import BaseSource, TurnPlan
+from leyline_agent.turn_plan import BaseSource, RenderedBy, TurnPlan
 
 _MUCH_LESS = 0.5  # of the tokens that should have been reused; below it, the report says that they were not there
 
@@ -18,7 +18,8 @@ class ClientReport(TurnReport):
     """A `TurnReport` with the client's side. `served` is False when the server sent no report.
 
     Then `prompt_tokens` and `exact` are the usage the server gave, and nothing was spliced. `edits` counts the policy
-    edits in force, `turn` the model calls of the session from 0. `plan_s` is the time spent on this side, in seconds.
+    edits in force, `turn` the model calls of the session from 0. `rendered_by` says who made the token ids of a turn
+    that needed them. `plan_s` is the time spent on this side, in seconds.
     """
 
     served: bool = False
@@ -26,6 +27,7 @@ class ClientReport(TurnReport):
     turn: int = 0
     edits: int = 0
     base: BaseSource = BaseSource.NONE
+    rendered_by: RenderedBy = RenderedBy.NOBODY
     plan_s: float = 0.0
 
     @classmethod
@@ -54,6 +56,7 @@ class ClientReport(TurnReport):
             turn=plan.index,
             edits=len(plan.edits),
             base=plan.base_source,
+            rendered_by=plan.rendered_by,
             plan_s=plan.plan_s,
         )
 

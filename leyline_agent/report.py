@@ -33,6 +33,7 @@ class FallbackReason(StrEnum):
     SPAN_OUTSIDE_BASE = "span_outside_base"
     OVERLAPPING = "overlapping"
     REPLACEMENT_MISMATCH = "replacement_mismatch"
+    RENDERING_CHANGED = "rendering_changed"
     # found by the server, in its cache and its state
     BASE_NOT_CACHED = "base_not_cached"
     REPLACEMENT_NOT_CACHED = "replacement_not_cached"

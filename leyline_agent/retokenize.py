@@ -22,7 +22,7 @@ class Retokenizations:
     """Answers "is this only another tokenization of the same text?", and remembers. For any number of threads."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, bool] = OrderedDict()
+        self._known: OrderedDict[tuple[str, bytes, bytes], bool] = OrderedDict()
         self._lock = threading.Lock()
 
     def same_text(
@@ -32,8 +32,11 @@ class Retokenizations:
         edited: array[int],
         edited_span: tuple[int, int],
         renderer: Renderer,
+        namespace: str = "",
     ) -> bool:
         """Whether two spans, with kept tokens around them, are the same text and the same special tokens.
+
+        `namespace` keeps apart what renderers with different tokenizers said of the same ids.
 
         False whenever that cannot be proven: text that is not whole UTF-8, a renderer that cannot turn tokens to text.
         """
@@ -43,7 +46,7 @@ class Retokenizations:
         before = min(_CONTEXT, i0, j0)
         after = min(_CONTEXT, len(base) - i1, len(edited) - j1)
         old, new = base[i0 - before : i1 + after], edited[j0 - before : j1 + after]
-        key = len(old).to_bytes(4, "little") + old.tobytes() + new.tobytes()
+        key = namespace, old.tobytes(), new.tobytes()
         with self._lock:
             known = self._known.get(key)
         if known is None:

@@ -31,6 +31,19 @@ class BaseSource(StrEnum):
     """There is none: the first turn of a session, or no renderer."""
 
 
+class RenderedBy(StrEnum):
+    """Who made the token ids of a plan."""
+
+    CLIENT = "client"
+    """A renderer on this side."""
+
+    SERVER = "server"
+    """The server, on request; that takes longer."""
+
+    NOBODY = "nobody"
+    """No ids were needed, or none could be had: the server renders the messages when it serves the turn."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """What the turn should cost if the server still holds the base, in tokens of the prompt.
@@ -59,6 +72,7 @@ class TurnPlan:
     input_ids: list[int] | None = None
     base: array[int] = field(default_factory=lambda: array("q"), repr=False)
     base_source: BaseSource = BaseSource.NONE
+    rendered_by: RenderedBy = RenderedBy.NOBODY
     tokens: TokenPlan | None = field(default=None, repr=False)
     directives: tuple[PlannedDirective, ...] = ()
     marks: tuple[Mark, ...] = ()

@@ -20,7 +20,7 @@ from leyline_agent.retokenize import split_at_barrier
 from leyline_agent.rewrite import Relocation
 from leyline_agent.sessions import HistoryKeys, SessionStore, TurnRecord
 from leyline_agent.token_changes import Cause, Change, token_changes
-from leyline_agent.turn_plan import BaseSource, TurnPlan
+from leyline_agent.turn_plan import BaseSource, RenderedBy, TurnPlan
 
 if TYPE_CHECKING:
     from leyline_agent.manager import ContextManager
@@ -214,6 +214,7 @@ class TurnPlanning:
             input_ids=settled.input_ids,
             base=base.token_ids,
             base_source=base.source,
+            rendered_by=RenderedBy.SERVER if rendered.by_server else RenderedBy.CLIENT,
             tokens=settled.tokens,
             directives=settled.directives,
             marks=base.marks,
@@ -238,7 +239,7 @@ class TurnPlanning:
                 new_end = split_at_barrier(base, change.start, edited, change.new_start) or new_end
             spans = (change.start, change.end), (change.new_start, new_end)
             if change.mode is Mode.FORGET or not self.manager.retokenizations.same_text(
-                base, spans[0], edited, spans[1], self.renderer
+                base, spans[0], edited, spans[1], self.renderer, self.namespace
             ):
                 kept.append(change)
             elif new_end < change.new_end:

@@ -23,6 +23,12 @@ VERSION = 1
 KEY = "leyline"
 """Name of our entry in `custom_params`, `metadata`, `sglext` and `meta_info`."""
 
+RENDERED_FOR_KEY = "leyline_rendered_for"
+"""Beside it in `custom_params`: the `rendering` of `GET /leyline/ready` for which `input_ids` were made.
+
+A server with another tokenizer or chat template renders the messages itself instead of taking the ids for its own.
+"""
+
 
 def hash_tokens(token_ids: Sequence[int]) -> str:
     """Content address of a token sequence: BLAKE2b-128 over its ids as little-endian int64, in hex."""

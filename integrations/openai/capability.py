@@ -21,10 +21,14 @@ def server_root(base_url: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """Whether a server may be sent Leyline's fields, and why not."""
+    """Whether a server may be sent Leyline's fields, and why not.
+
+    `rendering` names the tokenizer and template it renders with; token ids made for another are not for this server.
+    """
 
     ready: bool
     detail: str = ""
+    rendering: str = ""
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
@@ -79,7 +83,7 @@ class CapabilityCache:
                 return Capability(ready=False, detail=_reason(err)), self._NO_ANSWER_TTL_S
             return Capability(ready=False, detail=f"GET /leyline/ready answered {code}"), self._ttl_s
         if isinstance(status, dict) and status.get("ready") is True:
-            return Capability(ready=True), float("inf")
+            return Capability(ready=True, rendering=str(status.get("rendering") or "")), float("inf")
         return Capability(ready=False, detail="GET /leyline/ready did not say `ready`"), self._ttl_s
 
 

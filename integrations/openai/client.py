@@ -71,6 +71,10 @@ class OpenAI(openai.OpenAI):
             return super().request(cast_to, plain_options(options), **how)
         try:
             response = super().request(cast_to, turn.options, **how)
+        except openai.APIConnectionError as err:
+            if not isinstance(err, openai.APITimeoutError):
+                turn.unanswered()
+            raise
         except openai.APIStatusError as err:
             if turn.plain or not self.leyline.lost(err.status_code, side):
                 raise
@@ -129,6 +133,10 @@ class AsyncOpenAI(openai.AsyncOpenAI):
             return await super().request(cast_to, plain_options(options), **how)
         try:
             response = await super().request(cast_to, turn.options, **how)
+        except openai.APIConnectionError as err:
+            if not isinstance(err, openai.APITimeoutError):
+                turn.unanswered()
+            raise
         except openai.APIStatusError as err:
             if turn.plain or not await self.leyline.in_thread(self.leyline.lost, err.status_code, side):
                 raise

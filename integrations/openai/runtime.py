@@ -103,16 +103,18 @@ class Leyline:
         return self.manager.session(
             request.session_id or session_id,
             renderer=self._renderer(side, request.model),
-            scope=f"{side.base_url}\x1e{request.scope}",
+            scope=self.address(side) + request.scope,
         )
+
+    def address(self, side: SideRequests) -> str:
+        """What the scope of every session on a server begins with. Another tokenizer at the same URL is another one."""
+        return f"{side.base_url}\x1e{self.capability(side).rendering}\x1e"
 
     def lost(self, status_code: int, side: SideRequests) -> bool:
         """Whether an error status means that the server at this address has no Leyline any more. Asks it again."""
         if status_code not in _REJECTED:
             return False
-        root = server_root(side.base_url)
-        self.capabilities.forget(root)
-        self.tokenizers.forget(root)
+        self.capabilities.forget(server_root(side.base_url))
         return not self.capability(side).ready
 
     def publish(self, report: ClientReport, of_this_call: OnReport | None = None) -> None:
@@ -140,7 +142,7 @@ class Leyline:
             options=request.render_options,
             use_tokens=capability.ready,
         )
-        return ChatTurn(self, session, request, plan, capability.fallbacks, plain=not capability.ready)
+        return ChatTurn(self, session, request, plan, capability, server_root(side.base_url))
 
     def last_fields(self, session_id: str | None) -> Mapping[str, Any]:
         """What the last request of a named session said besides its messages: model, tools, template arguments."""
@@ -166,16 +168,19 @@ class Leyline:
         return LazyRenderer(lambda: self._verified(self._served(side), server, side))
 
     def _served(self, side: SideRequests) -> Renderer | None:
-        if not self.config.fetch_tokenizer or not self.capability(side).ready:
+        capability = self.capability(side)
+        if not self.config.fetch_tokenizer or not capability.ready:
             return None
-        return self.tokenizers.of(server_root(side.base_url), _getter(side, _TOKENIZER_TIMEOUT_S))
+        getter = _getter(side, _TOKENIZER_TIMEOUT_S)
+        return self.tokenizers.of(server_root(side.base_url), getter, capability.rendering)
 
     def _verified(self, local: Renderer | None, server: ServerRenderer, side: SideRequests) -> Renderer:
         if local is None:
             return server
         if not self.config.verify_renderer:
             return local
-        return VerifiedRenderer(local, server, self.tokenizers.verdicts(local, side.base_url, server.model))
+        rendering = self.capability(side).rendering
+        return VerifiedRenderer(local, server, self.tokenizers.verdicts(local, side.base_url, server.model, rendering))
 
 
 def _getter(side: SideRequests, timeout_s: float) -> Get:

@@ -10,7 +10,7 @@ from typing import Any
 
 from leyline_agent.edits import Message
 from leyline_agent.errors import MissingDependencyError, RenderError
-from leyline_agent.integrations.openai.capability import Get, server_root
+from leyline_agent.integrations.openai.capability import Get
 from leyline_agent.renderers import Rendered, Renderer, TemplateRenderer
 from leyline_agent.renderers.verified import Verdicts
 
@@ -24,39 +24,40 @@ class ServedTokenizers:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, TemplateRenderer | None] = {}
-        self._verdicts: dict[tuple[int, str, str | None], tuple[Renderer, Verdicts]] = {}
+        self._known: dict[str, tuple[str, TemplateRenderer | None]] = {}
+        self._verdicts: dict[tuple[str, str | None], tuple[str, Renderer, Verdicts]] = {}
         self._lock = threading.Lock()
 
-    def verdicts(self, local: Renderer, base_url: str, model: str | None) -> Verdicts:
-        """The verdicts on a local renderer against one server."""
-        # Kept with the renderer itself: the id of one that is gone may become another's.
-        return self._verdicts.setdefault((id(local), base_url, model), (local, Verdicts()))[1]
-
-    def of(self, root: str, get: Get) -> TemplateRenderer | None:
-        """The renderer for the server at `root`, fetched with `get` when it is not known. Later callers wait for it."""
+    def verdicts(self, local: Renderer, base_url: str, model: str | None, rendering: str) -> Verdicts:
+        """The verdicts on a local renderer against one server. Those on another renderer or rendering are dropped."""
         with self._lock:
-            if root not in self._known:
-                self._known[root] = _fetch(root, get)
-            return self._known[root]
+            known = self._verdicts.get((base_url, model))
+            if known is None or known[0] != rendering or known[1] is not local:
+                known = self._verdicts[base_url, model] = rendering, local, Verdicts()
+            return known[2]
 
-    def forget(self, root: str) -> None:
-        """Fetch it anew the next time: the server may have come back with another model."""
+    def of(self, root: str, get: Get, rendering: str) -> TemplateRenderer | None:
+        """The renderer for the server at `root`, fetched with `get` when it is not known. Later callers wait for it.
+
+        `rendering` is the server's word for how it renders; a server that came back with another is asked again.
+        """
         with self._lock:
-            self._known.pop(root, None)
-            self._verdicts = {key: one for key, one in self._verdicts.items() if server_root(key[1]) != root}
+            known = self._known.get(root)
+            if known is None or known[0] != rendering:
+                known = self._known[root] = rendering, _fetch(root, get, rendering)
+            return known[1]
 
 
-def _fetch(root: str, get: Get) -> TemplateRenderer | None:
+def _fetch(root: str, get: Get, rendering: str) -> TemplateRenderer | None:
     try:
-        return TemplateRenderer.from_served(get(f"{root}/leyline/tokenizer"))
+        return TemplateRenderer.from_served(get(f"{root}/leyline/tokenizer"), rendering)
     except MissingDependencyError as err:
         why = str(err)
     except RenderError as err:
         why = f"what it gives cannot be used: {err}"
     except Exception as err:  # noqa: BLE001 - any SDK, any transport: without a tokenizer the server renders
         why = f"GET /leyline/tokenizer failed: {err}"
-    logger.info("%s renders histories for this client, which takes longer than rendering here: %s", root, why)
+    logger.warning("%s renders histories for this client, which takes longer than rendering here: %s", root, why)
     return None
 
 

@@ -15,7 +15,7 @@ from leyline_agent.integrations.openai.chat_request import ChatRequest
 from leyline_agent.integrations.openai.side_requests import AsyncSideRequests, SideRequests, SyncSideRequests
 from leyline_agent.report import TurnReport
 from leyline_agent.sessions import TurnRecord
-from leyline_agent.wire import KEY, SpliceRequest
+from leyline_agent.wire import KEY, RENDERED_FOR_KEY, SpliceRequest
 
 logger = logging.getLogger("leyline_agent")
 
@@ -119,7 +119,7 @@ def prepare(
     ahead = plan.input_ids[: len(plan.input_ids) - len(plan.tokens.new_tokens)]
     if not ahead:
         return None
-    answer = _post(side, ahead, plan.splice_request, request.body)
+    answer = _post(runtime, side, ahead, plan.splice_request, request.body)
     return parse_report(answer.get("report"))[0] if isinstance(answer, dict) else None
 
 
@@ -136,27 +136,34 @@ def release(runtime: Leyline, side: SideRequests, session_id: str) -> None:
     """
     fields = dict(runtime.last_fields(session_id))
     runtime.forget(session_id)
-    records = runtime.manager.store.drop_session(session_id)
+    address = runtime.address(side)
+    records = [
+        one for one in runtime.manager.store.drop_session(session_id) if one.history.namespace.startswith(address)
+    ]
     # The server follows a base back to what it was made from, so the last turn of each branch says it all.
     continued = {record.parent for record in records if record.marks}
     for record in records:
         try:
             if record.marks and record.history.key not in continued and runtime.capability(side).ready:
-                _release_record(record, side, fields)
+                _release_record(runtime, record, side, fields)
         except Exception as err:  # noqa: BLE001 - any SDK error
             logger.info("the server did not release session %r: %s", session_id, err)
 
 
-def _release_record(record: TurnRecord, side: SideRequests, fields: Mapping[str, Any]) -> None:
+def _release_record(runtime: Leyline, record: TurnRecord, side: SideRequests, fields: Mapping[str, Any]) -> None:
     base = record.base_for(record.prompt_ids)
     first = min(mark[0] for mark in record.marks)
     if not first:
         return
     drop = DirectiveSet.of(Directive(first, len(base), (), Mode.FORGET))
-    _post(side, base[:first].tolist(), SpliceRequest.build(base, drop, record.marks, dp_rank=record.dp_rank), fields)
+    request = SpliceRequest.build(base, drop, record.marks, dp_rank=record.dp_rank)
+    _post(runtime, side, base[:first].tolist(), request, fields)
 
 
-def _post(side: SideRequests, input_ids: list[int], request: SpliceRequest, body: Mapping[str, Any]) -> Any:
+def _post(
+    runtime: Leyline, side: SideRequests, input_ids: list[int], request: SpliceRequest, body: Mapping[str, Any]
+) -> Any:
     namespace = {key: body[key] for key in ("extra_key", "cache_salt", "lora_path") if body.get(key) is not None}
+    rendered_for = {RENDERED_FOR_KEY: runtime.capability(side).rendering}
     url = server_root(side.base_url) + "/leyline/prepare"
-    return side.post(url, {"input_ids": input_ids, KEY: request.encode(), **namespace})
+    return side.post(url, {"input_ids": input_ids, KEY: request.encode(), **rendered_for, **namespace})

@@ -70,7 +70,11 @@ def sync_transport(library: Any, inner: Any, leyline: Leyline) -> Any:
             turn = leyline.begin(chat, side, None)
             if turn is None:
                 return inner.handle_request(_with_body(library, request, chat.plain_body))
-            response = inner.handle_request(_with_body(library, request, turn.body))
+            try:
+                response = inner.handle_request(_with_body(library, request, turn.body))
+            except (library.NetworkError, library.RemoteProtocolError):
+                turn.unanswered()
+                raise
             if response.status_code != 200:
                 response.read()
                 if turn.plain or not leyline.lost(response.status_code, side):
@@ -104,7 +108,11 @@ def async_transport(library: Any, inner: Any, leyline: Leyline) -> Any:
             turn = await leyline.in_thread(leyline.begin, chat, side, None)
             if turn is None:
                 return await inner.handle_async_request(_with_body(library, request, chat.plain_body))
-            response = await inner.handle_async_request(_with_body(library, request, turn.body))
+            try:
+                response = await inner.handle_async_request(_with_body(library, request, turn.body))
+            except (library.NetworkError, library.RemoteProtocolError):
+                turn.unanswered()
+                raise
             if response.status_code != 200:
                 await response.aread()
                 if turn.plain or not await leyline.in_thread(leyline.lost, response.status_code, side):

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from leyline_agent.client_report import ClientReport, parse_report
 from leyline_agent.edits import Usage
 from leyline_agent.integrations.openai.answer import Answer
+from leyline_agent.integrations.openai.capability import Capability
 from leyline_agent.integrations.openai.chat_request import ChatRequest
 from leyline_agent.manager import Session
 from leyline_agent.report import Fallback, FallbackReason
 from leyline_agent.turn_plan import TurnPlan
-from leyline_agent.wire import KEY
+from leyline_agent.wire import KEY, RENDERED_FOR_KEY
 
 if TYPE_CHECKING:
     from leyline_agent.integrations.openai.runtime import Leyline
@@ -27,8 +28,8 @@ class ChatTurn:
     session: Session
     request: ChatRequest
     plan: TurnPlan
-    fallbacks: tuple[Fallback, ...] = ()
-    plain: bool = False
+    capability: Capability
+    root: str
     answer: Answer = field(init=False)
     committed: bool = False
 
@@ -36,9 +37,17 @@ class ChatTurn:
         self.answer = Answer.for_request(self.request.body)
 
     @property
+    def plain(self) -> bool:
+        """Whether the request goes to a server without Leyline."""
+        return not self.capability.ready
+
+    @property
     def body(self) -> dict[str, Any]:
         """The body to send."""
-        return self.request.with_view(self.plan.messages, {} if self.plain else self.plan.request_extras())
+        extras = {} if self.plain else self.plan.request_extras()
+        if "input_ids" in extras and self.capability.rendering:
+            extras["custom_params"][RENDERED_FOR_KEY] = self.capability.rendering
+        return self.request.with_view(self.plan.messages, extras)
 
     @property
     def options(self) -> Any:
@@ -47,9 +56,12 @@ class ChatTurn:
 
     def without_leyline(self, status_code: int) -> ChatTurn:
         """The same turn for a server that turned out to have no Leyline: the view, and no extra fields."""
-        detail = f"it answered {status_code}, and no longer has Leyline"
-        lost = Fallback(reason=FallbackReason.SERVER_WITHOUT_LEYLINE, detail=detail)
-        return ChatTurn(self.runtime, self.session, self.request, self.plan, (*self.fallbacks, lost), plain=True)
+        lost = Capability(ready=False, detail=f"it answered {status_code}, and no longer has Leyline")
+        return ChatTurn(self.runtime, self.session, self.request, self.plan, lost, self.root)
+
+    def unanswered(self) -> None:
+        """There was no connection: whoever answers next at this address may be another server."""
+        self.runtime.capabilities.forget(self.root)
 
     def observe(self, parsed: Any) -> Any:
         """Take in a parsed response, a completion at once, a stream while it is read; returns what it was given."""
@@ -89,6 +101,7 @@ class ChatTurn:
     def finish(self, holder: Any = None) -> None:
         """Commit a whole answer and put the report on the object the caller holds, if there is one."""
         report, problems = parse_report(self.answer.raw_report)
+        problems = (*self.capability.fallbacks, *problems, *self._changes_of_server())
         usage = self.answer.usage
         if usage is None and report is not None:  # a stream whose caller asked for none; policies go by it
             usage = Usage(report.prompt_tokens, report.reused, max(map(len, self.answer.output_ids), default=0))
@@ -105,9 +118,22 @@ class ChatTurn:
             report,
             session=self.session.session_id,
             usage=usage,
-            fallbacks=(*self.fallbacks, *problems),
+            fallbacks=problems,
         )
         # Past pydantic: an attribute, but no field, so that dumps are those of the stock client.
         if holder is not None:
             object.__setattr__(holder, KEY, merged)
         self.runtime.publish(merged, self.request.on_report)
+
+    def _changes_of_server(self) -> tuple[Fallback, ...]:
+        """What the answer shows of a server that is another than was known at this address; it is asked again then."""
+        raw = self.answer.raw_report
+        if raw is not None:
+            given = raw.get("fallbacks") or ()
+            if any(one.get("reason") == FallbackReason.RENDERING_CHANGED for one in given if isinstance(one, dict)):
+                self.runtime.capabilities.forget(self.root)
+            return ()
+        if self.plain:
+            return ()
+        self.runtime.capabilities.forget(self.root)
+        return Capability(ready=False, detail="its answer came without a report").fallbacks

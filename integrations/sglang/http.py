@@ -7,6 +7,7 @@ helper prefills and splice ahead of it, so that the turn itself is a plain cache
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from importlib.metadata import version
@@ -17,9 +18,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from sglang.srt.managers.io_struct import GenerateReqInput
 
-from leyline_agent.wire import KEY, VERSION
+from leyline_agent.report import TurnReport
+from leyline_agent.wire import KEY, RENDERED_FOR_KEY, VERSION
 
 from .proof import RankStatuses, ensure_proved, rank_statuses
+from .rendering import rendering, rendering_changed
 
 router = APIRouter(prefix="/leyline")
 
@@ -76,7 +79,7 @@ def _manager() -> Any:
 @router.get("/ready")
 async def ready() -> JSONResponse:
     """Whether this server splices; 503 while it does not. It never waits for schedulers that are busy."""
-    return _ready_response(await ensure_proved(_manager()))
+    return await _ready_response(await ensure_proved(_manager()))
 
 
 @router.get("/status")
@@ -90,37 +93,35 @@ async def status() -> JSONResponse:
         **{key: value for key, value in first.items() if key not in ("amortize", "reason")},
         "ranks": ranks,
     }
-    return _ready_response(ranks, facts)
+    return await _ready_response(ranks, facts)
 
 
-def _ready_response(ranks: RankStatuses, facts: Mapping[str, Any] = MappingProxyType({})) -> JSONResponse:
+async def _ready_response(ranks: RankStatuses, facts: Mapping[str, Any] = MappingProxyType({})) -> JSONResponse:
     complete = all(ranks)
     if complete:
         reason = next((state["reason"] for state in ranks if state and state["reason"]), "")
     else:
         reason = "the server runs without --radix-cache-backend leyline"
-    body = {"ready": complete, "amortize": not reason, "reason": reason, "protocol": VERSION, **facts}
-    return JSONResponse(body, status_code=200 if complete else 503)
+    body = {"ready": complete, "amortize": not reason, "reason": reason, "protocol": VERSION}
+    fingerprint = (await asyncio.to_thread(rendering)).fingerprint
+    return JSONResponse({**body, "rendering": fingerprint, **facts}, status_code=200 if complete else 503)
 
 
 @router.get("/tokenizer")
 def tokenizer() -> JSONResponse:
     """The tokenizer as the text of a `tokenizer.json`, the chat template, and the special tokens templates may name."""
-    from sglang.srt.entrypoints import http_server
-
-    loaded = _manager().tokenizer
-    backend, template = getattr(loaded, "backend_tokenizer", None), getattr(loaded, "chat_template", None)
-    if backend is None or not isinstance(template, str):
-        return JSONResponse({"error": "the model has no fast tokenizer with a chat template"}, status_code=404)
-    if http_server._global_state.template_manager.chat_template_name is not None:
-        return JSONResponse({"error": "the server's chat template is not the tokenizer's"}, status_code=404)
-    constants = {name: str(token) for name, token in loaded.special_tokens_map.items() if isinstance(token, str)}
-    return JSONResponse({"tokenizer": backend.to_str(), "chat_template": template, "constants": constants})
+    ours = rendering()
+    if ours.parts is None:
+        return JSONResponse({"error": ours.reason}, status_code=404)
+    return JSONResponse({**ours.parts, "rendering": ours.fingerprint})
 
 
 @router.post("/prepare")
 async def prepare(raw_request: Request) -> JSONResponse:
-    """Body: `input_ids`, the edited prompt, and `leyline`, the text of a SpliceRequest. Answer: the report."""
+    """Body: `input_ids`, the edited prompt, and `leyline`, the text of a SpliceRequest. Answer: the report.
+
+    With the `leyline_rendered_for` of another tokenizer or template, nothing is done, and the report says so.
+    """
     try:
         body = await raw_request.json()
     except ValueError:
@@ -132,6 +133,9 @@ async def prepare(raw_request: Request) -> JSONResponse:
         return JSONResponse({"error": "`input_ids` has to be a list of token ids that is not empty"}, status_code=400)
     if not isinstance(text, str):
         return JSONResponse({"error": "`leyline` has to be the JSON text of a splice request"}, status_code=400)
+    changed = rendering_changed(body.get(RENDERED_FOR_KEY))
+    if changed is not None:
+        return JSONResponse({"report": TurnReport(fallbacks=(changed,)).to_wire()})
     ahead = GenerateReqInput(
         input_ids=ids,
         sampling_params={"max_new_tokens": 0, "temperature": 0, "custom_params": {KEY: text}},

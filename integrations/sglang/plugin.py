@@ -40,6 +40,11 @@ SCHEDULER_HOOKS = (
 SERVER_HOOKS = (
     Hook("sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request", "AROUND", "requests:generate"),
     Hook(
+        "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request",
+        "AROUND",
+        "rendering:chat_request",
+    ),
+    Hook(
         "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._build_chat_response",
         "AFTER",
         "http:chat_response",

@@ -49,6 +49,7 @@ async def generate(original: Generate, manager: Any, obj: Any, request: Any = No
     await ensure_proved(manager)
     _stay_on_worker(obj, params[KEY])
     note = await _run_helpers(original, manager, obj, request, params)
+    note = note.model_copy(update={"fallbacks": [*getattr(obj, "leyline_fallbacks", ()), *note.fallbacks]})
     params[NOTE_KEY] = note.model_dump_json()
     report = None
     try:

@@ -19,12 +19,13 @@ class Rendered:
 
     `span_of(k)` gives the tokens of message k; it may cost a rendering or a request, so it is called only where needed.
     The first message's span begins at 0 (with tools and preamble), the last one's ends where the generation prompt
-    begins or at the end. Raises RenderError when spans cannot be had.
+    begins or at the end. Raises RenderError when spans cannot be had. `by_server`: the server rendered it.
     """
 
     token_ids: array[int]
     span_of: Callable[[int], Span]
     message_count: int
+    by_server: bool = False
 
     @property
     def spans(self) -> list[Span]:

@@ -52,7 +52,7 @@ class ServerRenderer:
             start = boundary(k)
             return start, max(start, boundary(k + 1))
 
-        return Rendered(token_ids, span_of, len(messages))
+        return Rendered(token_ids, span_of, len(messages), by_server=True)
 
     def texts(self, sequences: Sequence[Sequence[int]], *, skip_special: bool = False) -> list[str] | None:
         if not sequences:

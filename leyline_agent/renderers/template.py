@@ -48,13 +48,19 @@ class TemplateRenderer:
             raise RenderError(f"{path} cannot be used: {err}") from err
 
     @classmethod
-    def from_served(cls, answer: Any) -> TemplateRenderer:
-        """From a server's answer to `GET /leyline/tokenizer`. Raises RenderError when it is not such an answer."""
+    def from_served(cls, answer: Any, rendering: str = "") -> TemplateRenderer:
+        """From a server's answer to `GET /leyline/tokenizer`.
+
+        Raises RenderError when it is not such an answer, or that of a server which renders otherwise than `rendering`
+        (the name that its status had for it).
+        """
         if not isinstance(answer, Mapping):
             raise RenderError(f"the server's tokenizer came as {type(answer).__name__}, not as an object")
         tokenizer, template, constants = (answer.get(key) for key in ("tokenizer", "chat_template", "constants"))
         if not isinstance(tokenizer, str) or not isinstance(template, str) or not isinstance(constants, Mapping):
             raise RenderError("the server's answer lacks `tokenizer`, `chat_template` or `constants`")
+        if rendering and answer.get("rendering") != rendering:
+            raise RenderError("the server renders otherwise than it did when it was asked for its status")
         return cls(Encoder(tokenizer), template, constants)
 
     def render(

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from leyline_agent.renderers import TemplateRenderer
+
 HISTORY: list[dict[str, Any]] = [
     {"role": "user", "content": "look"},
     {
@@ -39,7 +41,9 @@ class Loopback:
 
     url: str = ""
     leyline: bool = True
-    """Whether there is a `/leyline/ready`."""
+    """Whether there is a `/leyline/ready`, and reports for those who ask for them."""
+    rendering: dict[str, Any] | None = None
+    """What `/leyline/tokenizer` answers and `/v1/tokenize` goes by; without it, messages become bytes of JSON."""
     strict: bool = False
     """Whether unknown fields are an error 400, as at hosted APIs."""
     fail: list[int] = field(default_factory=list)
@@ -94,7 +98,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._note({})
         if self.path.partition("?")[0] == "/leyline/ready" and self.server_state.leyline:
-            self._json({"ready": True})
+            self._json({"ready": True, "rendering": (self.server_state.rendering or {}).get("rendering")})
+        elif self.path == "/leyline/tokenizer" and self.server_state.rendering is not None:
+            self._json(self.server_state.rendering)
         else:
             self._json({"error": {"message": "not here"}}, 404)
 
@@ -104,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._note(body)
         if self.path.partition("?")[0] == "/v1/tokenize":
             state.before_tokenize()
-            return self._json({"tokens": list(json.dumps(body["messages"]).encode())})
+            return self._json({"tokens": _tokens(body["messages"], state.rendering)})
         if self.path.partition("?")[0] != "/v1/chat/completions":
             return self._json({"error": {"message": "not here"}}, 404)
         if state.fail:
@@ -112,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
         unknown = set(body) - KNOWN_FIELDS
         if state.strict and unknown:
             return self._json({"error": {"message": f"Unrecognized request arguments: {sorted(unknown)}"}}, 400)
-        return self._stream(body) if body.get("stream") else self._json(_completion(body, state.ids))
+        return self._stream(body) if body.get("stream") else self._json(_completion(body, state))
 
     def _note(self, body: dict[str, Any]) -> None:
         self.server_state.headers.append({name.lower(): value for name, value in self.headers.items()})
@@ -140,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
             if self.server_state.ids and body.get("return_output_ids_in_sglext"):
                 ids = {"output_ids": [[1, 2, 3]], "input_ids": [7, 8, 9]}
                 self._event({**_chunk({}, None), "choices": [], "sglext": ids})
-            if "custom_params" in body:
+            if self.server_state.leyline and "custom_params" in body:
                 report = {"leyline": {"prompt_tokens": 3, "prefilled": 3}}
                 self._event({**_chunk({}, None), "choices": [], "sglext": report})
             self._write("data: [DONE]")
@@ -158,7 +164,13 @@ class _Handler(BaseHTTPRequestHandler):
 _HEAD = {"id": "chat-1", "created": 1, "model": "m"}
 
 
-def _completion(body: dict[str, Any], ids: bool) -> dict[str, Any]:
+def _tokens(messages: list[dict[str, Any]], rendering: dict[str, Any] | None) -> list[int]:
+    if rendering is None:
+        return list(json.dumps(messages).encode())
+    return TemplateRenderer.from_served(rendering).render(messages).token_ids.tolist()
+
+
+def _completion(body: dict[str, Any], state: Loopback) -> dict[str, Any]:
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hello"}}
     usage = {
         "prompt_tokens": 10,
@@ -167,9 +179,9 @@ def _completion(body: dict[str, Any], ids: bool) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": 4},
     }
     answer: dict[str, Any] = {**_HEAD, "object": "chat.completion", "choices": [choice], "usage": usage}
-    if ids and body.get("return_output_ids_in_sglext"):
+    if state.ids and body.get("return_output_ids_in_sglext"):
         answer["sglext"] = {"output_ids": [[1, 2]], "input_ids": [7, 8, 9]}
-    if "custom_params" in body:
+    if state.leyline and "custom_params" in body:
         answer["metadata"] = {"leyline": {"prompt_tokens": 10, "exact": 4, "prefilled": 6}}
     return answer
 

@@ -29,6 +29,7 @@ from leyline_agent.report import FallbackReason
 from leyline_agent.wire import SpliceRequest
 from loopback import HISTORY, cut, loopback
 from recording_span import RecordingSpan
+from switched import Switched
 
 pytestmark = pytest.mark.client
 
@@ -73,6 +74,36 @@ def test_a_server_that_lost_leyline_is_asked_again_and_gets_a_plain_request() ->
         server.leyline, server.strict = False, True
         completion = client.chat.completions.create(model="m", messages=HISTORY)
         assert FallbackReason.SERVER_WITHOUT_LEYLINE in [f.reason for f in completion.leyline.fallbacks]
+
+
+def test_an_answer_without_a_report_shows_that_leyline_is_gone() -> None:
+    """A server that takes unknown fields, and does nothing with them, in the place of one with Leyline."""
+    with loopback() as server:
+        client = client_for(server)
+        chat(client)
+        server.leyline = False
+        reports = [chat(client).leyline for _ in range(2)]
+        list(chat(client, stream=True))
+        assert ["custom_params" in body for body in server.chats] == [True, True, False, False]
+    for report in reports:
+        assert [f.reason for f in report.fallbacks] == [FallbackReason.SERVER_WITHOUT_LEYLINE]
+        assert not report.served
+
+
+def test_a_server_that_did_not_answer_is_asked_again_who_it_is() -> None:
+    with loopback() as server:
+        address = Switched(server.url)
+        client = OpenAI(
+            base_url=address.base_url, api_key="k", policy=cut, http_client=address.http_client, max_retries=0
+        )
+        chat(client)
+        address.url = "http://127.0.0.1:9"
+        with pytest.raises(openai.APIConnectionError):
+            chat(client)
+        address.url, server.leyline, server.strict = server.url, False, True
+        chat(client)
+        assert server.asked("/leyline/ready") == 2
+        assert "custom_params" not in server.chats[-1]
 
 
 def test_the_callers_own_bad_request_stays_an_error() -> None:
