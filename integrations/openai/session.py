@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from pydantic import BaseModel
+
 from leyline_agent.client_report import parse_report
 from leyline_agent.directives import Directive, DirectiveSet, Mode
 from leyline_agent.edits import Message
@@ -44,7 +46,7 @@ class ClientSession:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def prepare(self, messages: Sequence[Message], **options: Any) -> TurnReport | None:
+    def prepare(self, messages: Sequence[Message | BaseModel], **options: Any) -> TurnReport | None:
         """Have the server splice ahead what the next turn will need, while tools run.
 
         `options` are those of `create`, where they differ from the session's last call. None if there is nothing to
@@ -75,7 +77,7 @@ class AsyncClientSession:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def prepare(self, messages: Sequence[Message], **options: Any) -> TurnReport | None:
+    async def prepare(self, messages: Sequence[Message | BaseModel], **options: Any) -> TurnReport | None:
         """See `ClientSession.prepare`."""
         result: TurnReport | None = await self._in_thread(prepare, self.session_id, messages, options)
         return result
@@ -93,7 +95,7 @@ def prepare(
     runtime: Leyline,
     side: SideRequests,
     session_id: str | None,
-    messages: Sequence[Message],
+    messages: Sequence[Message | BaseModel],
     options: Mapping[str, Any],
 ) -> TurnReport | None:
     """Send the next turn's directives ahead. Nothing is remembered: the turn sends them again and finds them done.
@@ -104,7 +106,8 @@ def prepare(
     if not fields or not runtime.capability(side).ready:
         return None  # a first turn has nothing to splice
     given = {**options, **(options.get("extra_body") or {})}
-    expected = [*messages, *_pending_results(messages)]
+    known = [_on_the_wire(message) for message in messages]
+    expected = [*known, *_pending_results(known)]
     request = ChatRequest(None, {**fields, **given, "messages": expected})
     session = runtime.session(request, side, session_id)
     plan = session.plan(
@@ -121,6 +124,13 @@ def prepare(
         return None
     answer = _post(runtime, side, ahead, plan.splice_request, request.body)
     return parse_report(answer.get("report"))[0] if isinstance(answer, dict) else None
+
+
+def _on_the_wire(message: Any) -> Message:
+    """A message as the SDK will send it: callers append the very objects that it gave them."""
+    if hasattr(message, "model_dump"):
+        message = message.model_dump(exclude_unset=True, mode="json")
+    return dict(message)
 
 
 def _pending_results(messages: Sequence[Message]) -> list[Message]:

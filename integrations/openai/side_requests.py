@@ -7,7 +7,7 @@ call itself. A call that fails shows its own error, so these are retried once at
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 import openai
@@ -22,7 +22,7 @@ class SideRequests(Protocol):
     base_url: str
 
     def get(self, url: str, timeout_s: float) -> Any:
-        """JSON from an absolute URL, asked for once."""
+        """JSON from an absolute URL, asked for once, or twice where there was no connection."""
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """JSON from a path below the base URL, or from an absolute URL."""
@@ -37,7 +37,7 @@ class SyncSideRequests:
 
     def get(self, url: str, timeout_s: float) -> Any:
         options: Any = {**self._options, "max_retries": 0, "timeout": timeout_s}
-        return self._client.get(url, cast_to=object, options=options)
+        return _once_more_if_unconnected(lambda: self._client.get(url, cast_to=object, options=options))
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._client.post(path, cast_to=object, body=body, options=self._options)
@@ -52,10 +52,26 @@ class AsyncSideRequests:
 
     def get(self, url: str, timeout_s: float) -> Any:
         options: Any = {**self._options, "max_retries": 0, "timeout": timeout_s}
-        return run_in_loop(self._client.get(url, cast_to=object, options=options), self._loop)
+        return _once_more_if_unconnected(
+            lambda: run_in_loop(self._client.get(url, cast_to=object, options=options), self._loop)
+        )
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         return run_in_loop(self._client.post(path, cast_to=object, body=body, options=self._options), self._loop)
+
+
+def _once_more_if_unconnected(call: Callable[[], Any]) -> Any:
+    """What `call` returns, at once tried again when it got no connection.
+
+    A kept connection may be dead: its server was restarted, or it belongs to an event loop that is gone, which some
+    HTTP libraries tell with a RuntimeError. Calls would then go without Leyline for a while.
+    """
+    try:
+        return call()
+    except openai.APITimeoutError:
+        raise
+    except (openai.APIConnectionError, RuntimeError):
+        return call()
 
 
 def run_in_loop(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Any:

@@ -42,6 +42,13 @@ def test_a_run_is_summed_and_shown() -> None:
     assert "<gone>" not in REFUSED._repr_html_()
 
 
+def test_a_notebook_shows_a_run_and_a_report_as_tables() -> None:
+    formatters = pytest.importorskip("IPython.core.formatters", reason="IPython is in .venv only")
+    for shown in (RunReport([SPLICED, REFUSED]), SPLICED):
+        formats, _ = formatters.DisplayFormatter().format(shown)
+        assert "<td>50</td>" in formats["text/html"]
+
+
 def test_an_empty_run_divides_by_nothing() -> None:
     assert RunReport().totals.prefilled_share == 0.0
 

@@ -210,17 +210,33 @@ def graph_of(model: Any, *tools: Any) -> Any:
     return graph.compile(checkpointer=InMemorySaver())
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("make", [slow_agent, slow_graph])
-def test_the_next_turns_splice_is_made_while_tools_run(server: Any, task: str, make: Any, streaming: bool) -> None:
+def invoke(agent: Any, task: str, config: Any) -> None:
+    agent.invoke({"messages": [("user", task)]}, config)
+
+
+def stream(agent: Any, task: str, config: Any) -> None:
+    list(agent.stream({"messages": [("user", task)]}, config, stream_mode="messages"))
+
+
+def ainvoke(agent: Any, task: str, config: Any) -> None:
+    asyncio.run(agent.ainvoke({"messages": [("user", task)]}, config))
+
+
+def astream(agent: Any, task: str, config: Any) -> None:
+    async def read() -> None:
+        async for _ in agent.astream({"messages": [("user", task)]}, config, stream_mode="messages"):
+            pass
+
+    asyncio.run(read())
+
+
+@pytest.mark.parametrize(
+    ("make", "call"), [(slow_agent, invoke), (slow_agent, astream), (slow_graph, stream), (slow_graph, ainvoke)]
+)
+def test_the_next_turns_splice_is_made_while_tools_run(server: Any, task: str, make: Any, call: Any) -> None:
     run = RunReport()
-    config = {**thread(task), "recursion_limit": 11}
-    agent = make(server, run)
     with contextlib.suppress(GraphRecursionError):  # the graph calls tools for ever, as it is told to
-        if streaming:
-            list(agent.stream({"messages": [("user", task)]}, config, stream_mode="messages"))
-        else:
-            agent.invoke({"messages": [("user", task)]}, config)
+        call(make(server, run), task, {**thread(task), "recursion_limit": 11})
     later = [report for report in run.reports if report.directives]
     assert later
     hits = [report for report in later if all(outcome.status == "already" for outcome in report.directives)]
@@ -264,10 +280,37 @@ def test_the_thread_is_the_session_of_a_streaming_graph(server: Any, task: str) 
     assert [report.session for report in reports_of(messages).reports] == [task]
 
 
+@pytest.mark.filterwarnings("ignore:create_react_agent has been moved")
 def test_create_react_agent_with_the_model_alone(server: Any, task: str) -> None:
-    model = ChatLeyline(policy=CutOld(), **settings(server, max_tokens=20))
-    out = create_react_agent(model, [look]).invoke({"messages": [("user", task)]})
-    assert reports_of(out["messages"]).totals.turns >= 1
+    model = ChatLeyline(policy=CutOld(), **settings(server))
+    agent = create_react_agent(
+        model.bind_tools([look], tool_choice="required", strict=True), [look], checkpointer=InMemorySaver()
+    )
+    with pytest.raises(GraphRecursionError):  # it calls tools for ever, as it is told to
+        agent.invoke({"messages": [("user", task)]}, {**thread(task), "recursion_limit": 11})
+    messages = agent.get_state(thread(task)).values["messages"]
+    run = reports_of(messages)
+    assert run.totals.amortized > 0
+    assert {report.session for report in run.reports} == {task}
+    assert all(message.content.startswith("part ") for message in messages if isinstance(message, ToolMessage))
+
+
+@pytest.mark.filterwarnings("ignore:create_react_agent has been moved")
+def test_a_policy_hook_shows_the_view_to_any_model() -> None:
+    seen = []
+
+    class Model(GenericFakeChatModel):
+        def bind_tools(self, *_: Any, **__: Any) -> Any:
+            return self
+
+        def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append([message.content for message in messages if isinstance(message, ToolMessage)])
+            return super()._generate(messages, *args, **kwargs)
+
+    agent = create_react_agent(Model(messages=iter([AIMessage("done")])), [look], pre_model_hook=policy_hook(CutOld()))
+    out = agent.invoke({"messages": HISTORY})
+    assert seen == [["[cut]", "another", "a third"]]
+    assert [m.content for m in out["messages"] if isinstance(m, ToolMessage)] == ["a long output", "another", "a third"]
 
 
 HISTORY = [

@@ -406,6 +406,15 @@ def test_async_and_sync_do_the_same() -> None:
         assert server.asked("/leyline/ready") == 1
 
 
+def test_connections_of_an_event_loop_that_is_gone_hide_nothing() -> None:
+    """LangChain keeps its connections for the whole process. A probe that met a dead one left calls without Leyline."""
+    with loopback() as server:
+        client = AsyncOpenAI(base_url=server.base_url, api_key="k", policy=cut)
+        asyncio.run(chat(client))
+        client.leyline.capabilities.forget(server.url)
+        assert asyncio.run(chat(client)).leyline.served
+
+
 def test_a_policy_in_an_async_client_sees_the_callers_context() -> None:
     """A policy that calls a model does so in the caller's span and run."""
     where: contextvars.ContextVar[str] = contextvars.ContextVar("where", default="nowhere")

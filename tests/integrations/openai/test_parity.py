@@ -200,11 +200,18 @@ def test_same_as_the_stock_client(server: Any, name: str) -> None:
     assert merged_text(ours) == merged_text(stock)
 
 
+async def async_raw_stream(client: Any) -> Any:
+    response = await client.chat.completions.with_raw_response.create(**GREEDY, messages=[USER], stream=True)
+    return [type(response), "Stream", [normalized(chunk) async for chunk in response.parse()]]
+
+
 ASYNC_CALLS: dict[str, Callable[[Any], Any]] = {
-    **{name: CALLS[name] for name in ("plain", "tools", "n", "logprobs", "parse", "stream", "stream with ids")},
-    **{name: CALLS[name] for name in ("with options", "bad role", "responses", "too long", "wrong argument")},
+    **{name: CALLS[name] for name in ("plain", "tools", "n", "logprobs", "parse", "with options", "generator", "JSON")},
+    **{name: CALLS[name] for name in ("stream", "stream with usage", "stream with tools", "stream with ids")},
+    **{name: CALLS[name] for name in ("bad role", "responses", "completions", "too long", "wrong argument")},
     "stream helper": async_helper_stream,
     "raw": async_raw,
+    "raw stream": async_raw_stream,
     "streaming response": async_streaming_response,
 }
 
