@@ -2,6 +2,8 @@
 
     python benchmarks/client_overhead.py MODEL_FOLDER [--rounds 59] [--json benchmarks/results/client_overhead.json]
 
+The committed result is that of ~/.cache/leyline/smollm2-135m, which `leyline serve --cpu` makes.
+
 The history grows as an agent's does. In every measured turn one tool output ages out of the policy's window, so that
 each of them renders, tokenizes, diffs, makes a directive with tens of thousands of tokens behind it, and sends the
 prompt as token ids beside the messages. Answers come from memory, in the SDK's own HTTP library: no server is needed,
@@ -91,6 +93,7 @@ def measure(folder: Path, rounds: int, words: int, measured: int) -> dict[str, A
     ours = server.client(OpenAI, policy=policy, renderer=renderer, config=Config(verify_renderer=False))
     stock = server.client(openai.OpenAI)
     messages = history(rounds, words)
+    _, cold = timed(lambda: TemplateRenderer.from_folder(folder).render(messages))  # once a process, not once a turn
     calls: list[dict[str, float]] = []
     tokens = directives = 0
     for turn in range(rounds + 1):
@@ -113,6 +116,7 @@ def measure(folder: Path, rounds: int, words: int, measured: int) -> dict[str, A
         "prompt_tokens": tokens,
         "measured_turns": len(calls),
         "directives": directives,
+        "load_tokenizer_and_render_all_ms": {clock: round(ms, 2) for clock, ms in cold.items()},
         **{f"{name}_ms": spread([call[name] for call in calls]) for name in calls[0]},
     }
 

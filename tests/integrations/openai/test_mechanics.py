@@ -67,6 +67,19 @@ def test_a_server_without_leyline_gets_the_view_and_no_unknown_field() -> None:
         assert (completion.leyline.prompt_tokens, completion.leyline.exact) == (10, 4)
 
 
+def test_of_many_calls_that_begin_together_one_asks_the_server() -> None:
+    async def calls(server: Any) -> None:
+        async with AsyncOpenAI(base_url=server.base_url, api_key="k", policy=cut) as client:
+            await asyncio.gather(*(chat(client) for _ in range(20)))
+
+    with loopback(leyline=False, strict=True) as server:
+        with ThreadPoolExecutor(20) as executor:
+            list(executor.map(chat, [client_for(server)] * 20))
+        asyncio.run(calls(server))
+        assert len(server.chats) == 40
+        assert server.asked("/leyline/ready") == 2  # each client once
+
+
 def test_a_server_that_lost_leyline_is_asked_again_and_gets_a_plain_request() -> None:
     with loopback() as server:
         client = client_for(server)

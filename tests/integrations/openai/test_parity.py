@@ -202,7 +202,13 @@ def test_same_as_the_stock_client(server: Any, name: str) -> None:
 
 async def async_raw_stream(client: Any) -> Any:
     response = await client.chat.completions.with_raw_response.create(**GREEDY, messages=[USER], stream=True)
-    return [type(response), "Stream", [normalized(chunk) async for chunk in response.parse()]]
+    return [type(response), response.parse()]
+
+
+async def normalized_async(value: Any) -> Any:
+    if isinstance(value, openai.AsyncStream):
+        return "Stream", [normalized(chunk) async for chunk in value]
+    return [await normalized_async(one) for one in value] if isinstance(value, list) else normalized(value)
 
 
 ASYNC_CALLS: dict[str, Callable[[Any], Any]] = {
@@ -225,9 +231,7 @@ def test_same_as_the_stock_async_client(server: Any, name: str) -> None:
             try:
                 result = ASYNC_CALLS[name](client)
                 result = await result if inspect.isawaitable(result) else result
-                if isinstance(result, openai.AsyncStream):
-                    return "Stream", [normalized(chunk) async for chunk in result]
-                return normalized(result)
+                return await normalized_async(result)
             except (openai.OpenAIError, TypeError) as err:
                 return type(err), getattr(err, "status_code", None), getattr(err, "body", None)
 

@@ -17,6 +17,7 @@ from leyline_agent.edits import Turn
 from leyline_agent.integrations.openai import OpenAI
 from leyline_agent.renderers import ServerRenderer, TemplateRenderer
 from leyline_agent.report import FallbackReason
+from leyline_agent.wire import SpliceRequest
 from loopback import HISTORY, cut, loopback
 from openai_agent import GREEDY, CutOld, History, client_for, flush, run_turns
 from switched import Switched
@@ -46,7 +47,7 @@ def test_the_tokenizer_that_a_server_gives_renders_as_the_server(
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
 
-    ours = TemplateRenderer.from_served(get(server, "/leyline/tokenizer"), get(server, "/leyline/status")["rendering"])
+    ours = TemplateRenderer.from_served(get(server, "/leyline/tokenizer"), get(server, "/leyline/ready")["rendering"])
     theirs = ServerRenderer(post)
     messages = history(3)
     for count in range(2, len(messages) + 1):
@@ -108,3 +109,14 @@ def test_a_server_that_came_back_with_another_template_is_not_sent_the_old_ones_
     assert reasons(later) == []
     assert later.leyline.rendered_by == "client"
     assert [outcome.status for outcome in later.leyline.directives] == ["spliced"]
+
+
+def test_nothing_is_prepared_with_the_tokens_of_another_template(server: Any) -> None:
+    flush(server)
+    body = {"input_ids": [70] * 30, "leyline": SpliceRequest().encode()}
+    for rendering, cached in (("other", False), (get(server, "/leyline/ready")["rendering"], True)):
+        data = json.dumps({**body, "leyline_rendered_for": rendering}).encode()
+        with urllib.request.urlopen(server.url + "/leyline/prepare", data, timeout=30) as answer:
+            report = json.load(answer)["report"]
+        assert [one["reason"] for one in report["fallbacks"]] == ([] if cached else ["rendering_changed"])
+        assert bool(get(server, "/leyline/status")["pool"]["cached"]) is cached

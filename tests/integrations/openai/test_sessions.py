@@ -216,7 +216,7 @@ def test_a_flushed_cache_gives_a_right_answer_and_a_reason(server: Any, history:
     run_turns(client, messages[:8])
     flush(server)
     lost = client.chat.completions.create(**GREEDY, messages=messages)
-    assert lost.leyline.fallbacks
+    assert [f.reason for f in lost.leyline.fallbacks] == [FallbackReason.BASE_NOT_CACHED]
     assert lost.leyline.amortized == 0
     run_turns(client_for(server, CutOld(mode=Mode.FORGET)), messages)
     exact = client_for(server, CutOld(mode=Mode.FORGET)).chat.completions.create(**GREEDY, messages=messages)
@@ -260,8 +260,12 @@ def agent_messages(history: History, number: int, rounds: int) -> list[dict[str,
 
 
 def check_no_cross_talk(results: list[list[Any]], alone: list[list[Any]]) -> None:
-    for together, single in zip(results, alone, strict=True):
-        assert [c.leyline.turn for c in together] == list(range(len(single)))
+    """`results` of all agents, and of the first of them again, each on its own."""
+    for turns in results:
+        assert [c.leyline.turn for c in turns] == list(range(len(turns)))
+    lengths = {tuple(c.leyline.prompt_tokens for c in turns) for turns in results}
+    assert len(lengths) == 2  # their histories differ in the agent's number alone, of one digit or two
+    for together, single in zip(results, alone, strict=False):
         assert [c.leyline.prompt_tokens for c in together] == [c.leyline.prompt_tokens for c in single]
         for one, other in zip(together, single, strict=True):
             if one.leyline.amortized == other.leyline.amortized:  # with a full pool, less may have been there to splice
@@ -275,8 +279,7 @@ def test_fifty_threads_share_one_client(server: Any, history: History) -> None:
         results = list(executor.map(lambda messages: run_turns(client, messages), conversations))
     flush(server)
     alone = [run_turns(client_for(server, CutOld()), messages) for messages in conversations[:5]]
-    check_no_cross_talk(results[:5], alone)
-    assert all([c.leyline.turn for c in turns] == [0, 1, 2, 3] for turns in results)
+    check_no_cross_talk(results, alone)
 
 
 def test_fifty_tasks_share_one_async_client(server: Any, history: History) -> None:
@@ -291,9 +294,8 @@ def test_fifty_tasks_share_one_async_client(server: Any, history: History) -> No
             return await asyncio.gather(*(converse(client, messages) for messages in conversations))
 
     results = asyncio.run(together())
-    assert all([c.leyline.turn for c in turns] == [0, 1, 2, 3] for turns in results)
     flush(server)
-    check_no_cross_talk(results[:5], [run_turns(client_for(server, CutOld()), m) for m in conversations[:5]])
+    check_no_cross_talk(results, [run_turns(client_for(server, CutOld()), m) for m in conversations[:5]])
 
 
 def test_a_stock_server_gets_the_view_and_says_so(cpu_server: Callable[..., Any], history: History) -> None:
