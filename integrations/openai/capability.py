@@ -81,7 +81,10 @@ class CapabilityCache:
                 return Capability(ready=False, detail=f"no answer to GET /leyline/ready: {err}"), self._NO_ANSWER_TTL_S
             if code == 503:
                 return Capability(ready=False, detail=_reason(err)), self._NO_ANSWER_TTL_S
-            return Capability(ready=False, detail=f"GET /leyline/ready answered {code}"), self._ttl_s
+            why = f"GET /leyline/ready answered {code}"
+            if code == 404:
+                why += ": no Leyline there, or a router in front of it that does not pass /leyline/ on"
+            return Capability(ready=False, detail=why), self._ttl_s
         if isinstance(status, dict) and status.get("ready") is True:
             return Capability(ready=True, rendering=str(status.get("rendering") or "")), float("inf")
         return Capability(ready=False, detail="GET /leyline/ready did not say `ready`"), self._ttl_s

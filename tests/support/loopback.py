@@ -48,6 +48,8 @@ class Loopback:
     """Whether unknown fields are an error 400, as at hosted APIs."""
     fail: list[int] = field(default_factory=list)
     """Statuses to answer the next chat requests with, first to last."""
+    empty_prepare: bool = False
+    """Whether `/leyline/prepare` answers `{}`, as a proxy does that docs/backend.md puts before a router."""
     chunks: int = 3
     ids: bool = True
     """Whether token ids are given to those who ask for them."""
@@ -111,6 +113,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] == "/v1/tokenize":
             state.before_tokenize()
             return self._json({"tokens": _tokens(body["messages"], state.rendering)})
+        if self.path == "/leyline/prepare" and state.empty_prepare:
+            return self._json({})
         if self.path.partition("?")[0] != "/v1/chat/completions":
             return self._json({"error": {"message": "not here"}}, 404)
         if state.fail:
