@@ -135,19 +135,20 @@ def servers(models: Sequence[tuple[str, str]], args: Sequence[str], **kwargs: An
 
 
 class Talk:
-    """A base in the server's cache, and the edit of it that all arms share."""
+    """A base in the server's cache, and the edit of it that all arms share. The base has its marker elsewhere too."""
 
     def __init__(self, server: Server, base_len: int, at: int, removed_len: int, seed: int, salt: str) -> None:
         self.rng = random.Random(seed)
         self.server, self.salt = server, salt
-        answer = server.generate(self.tokens(base_len), 1, SpliceRequest(), cache_salt=salt)
-        self.base = [*self._prompt, *answer["output_ids"]]
-        self.edit = DirectiveSet.of(Directive(at, at + removed_len, tuple(self.tokens(12))))
+        prompt, marker = self.tokens(base_len), self.tokens(12)
+        prompt[at // 2 : at // 2 + len(marker)] = marker
+        answer = server.generate(prompt, 1, SpliceRequest(), cache_salt=salt)
+        self.base = [*prompt, *answer["output_ids"]]
+        self.edit = DirectiveSet.of(Directive(at, at + removed_len, tuple(marker)))
         self.new = self.tokens(48)
 
     def tokens(self, count: int) -> list[int]:
-        self._prompt = [self.rng.randrange(10, _VOCAB) for _ in range(count)]
-        return self._prompt
+        return [self.rng.randrange(10, _VOCAB) for _ in range(count)]
 
     @property
     def wire(self) -> SpliceRequest:
@@ -371,7 +372,9 @@ def _gap(one: dict[str, Any], other: dict[str, Any]) -> float:
 # ---- cost ------------------------------------------------------------------------------------------------------------
 
 
-def cost(models: Sequence[tuple[str, str]], args: Sequence[str], repeats: int) -> list[dict[str, Any]]:
+def cost(
+    models: Sequence[tuple[str, str]], args: Sequence[str], repeats: int, base_lens: Sequence[int]
+) -> list[dict[str, Any]]:
     """Edited turns on a server with the plugin, then ordinary requests on it and on a stock server beside it."""
     ((name, folder),) = models
     both = Server(name, folder, 31000, args), Server(f"{name}-stock", folder, 31001, args, leyline=False)
@@ -380,16 +383,16 @@ def cost(models: Sequence[tuple[str, str]], args: Sequence[str], repeats: int) -
             stack.callback(server.stop)
         for server in both:
             print(f"{server.name}: up after {server.wait_ready():.0f} s", flush=True)
-        rows = [_turn_cost(both[0], base_len, repeats) for base_len in (4096, 16384)]
+        rows = [_turn_cost(both[0], base_len, repeats) for base_len in base_lens]
         return [*rows, _against_stock(both[0], both[1], repeats)]
 
 
 def _turn_cost(server: Server, base_len: int, repeats: int) -> dict[str, Any]:
-    """Time to first token of one and the same next turn: unedited, and edited in three ways. Paired, shuffled."""
+    """Time to first token of one and the same next turn: unedited, and edited in four ways. Paired, shuffled."""
     seconds: dict[str, list[float]] = {}
     splice_ms: list[float] = []
     for repeat in range(-2, repeats):  # the first two compile and warm up
-        arms = ["unedited", "prepared", "amortize", "reprefill"]
+        arms = ["unedited", "prepared", "reused", "amortize", "reprefill"]
         random.Random(repeat).shuffle(arms)
         for arm in arms:
             talk = Talk(server, base_len, 512, 1024, 7 * repeat, f"cost-{base_len}-{repeat}-{arm}")
@@ -412,6 +415,9 @@ def _arm(server: Server, talk: Talk, arm: str) -> tuple[float, dict[str, Any]]:
         answer = server.generate(talk.edited, 1, SpliceRequest(), cache_salt=talk.salt)
     elif arm == "amortize":
         answer = server.generate(talk.edited, 1, talk.wire, cache_salt=talk.salt)
+    elif arm == "reused":
+        copied = talk.wire.model_copy(update={"reuse_replacements": True})
+        answer = server.generate(talk.edited, 1, copied, cache_salt=talk.salt)
     else:
         ahead, _ = server.prepare(talk.edited[: -len(talk.new)], talk.wire, cache_salt=talk.salt)
         continued = SpliceRequest(marks=[tuple(mark) for mark in ahead["marks"]])
@@ -494,6 +500,7 @@ def main() -> None:
     parser.add_argument("table", choices=["probe", "truth", "cost"])
     parser.add_argument("--model", action="append", required=True, metavar="NAME=FOLDER")
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--base-lens", default="4096,16384", help="tokens, by commas; for cost")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(own.split())
     models = [tuple(model.split("=", 1)) for model in options.model]
@@ -501,7 +508,7 @@ def main() -> None:
     tables: dict[str, Any] = {
         "probe": lambda: probe(models, args),
         "truth": lambda: truth(models, args),
-        "cost": lambda: cost(models, args, options.repeats),
+        "cost": lambda: cost(models, args, options.repeats, [int(length) for length in options.base_lens.split(",")]),
     }
     rows = tables[options.table]()
     result = {"table": options.table, "environment": environment(), "sglang_args": args, "rows": rows}
