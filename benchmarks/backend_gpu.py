@@ -2,8 +2,8 @@
 
     python benchmarks/backend_gpu.py probe  --model NAME=FOLDER ...        several at once, as memory allows
     python benchmarks/backend_gpu.py truth  --model NAME=FOLDER ...        the same, and splices against hand-made ones
-    python benchmarks/backend_gpu.py cost   --model NAME=FOLDER            time to first token of edited turns, and
-                                                                           throughput beside a stock server, paired
+    python benchmarks/backend_gpu.py turns  --model NAME=FOLDER ...        time to first token of edited turns
+    python benchmarks/backend_gpu.py stock  --model NAME=FOLDER            throughput beside a stock server, paired
 
 Folders hold a config.json (and weights, or pass `--load-format dummy`). Whatever follows `--` goes to SGLang. Results
 are printed, and written to the file named by `--json`. Needs httpx beside SGLang; the prompts are random token ids.
@@ -369,22 +369,15 @@ def _gap(one: dict[str, Any], other: dict[str, Any]) -> float:
     return max(abs(a[token] - b[token]) for token in a.keys() & b.keys())
 
 
-# ---- cost ------------------------------------------------------------------------------------------------------------
+# ---- turns -----------------------------------------------------------------------------------------------------------
 
 
-def cost(
+def turns(
     models: Sequence[tuple[str, str]], args: Sequence[str], repeats: int, base_lens: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Edited turns on a server with the plugin, then ordinary requests on it and on a stock server beside it."""
-    ((name, folder),) = models
-    both = Server(name, folder, 31000, args), Server(f"{name}-stock", folder, 31001, args, leyline=False)
-    with ExitStack() as stack:
-        for server in both:
-            stack.callback(server.stop)
-        for server in both:
-            print(f"{server.name}: up after {server.wait_ready():.0f} s", flush=True)
-        rows = [_turn_cost(both[0], base_len, repeats) for base_len in base_lens]
-        return [*rows, _against_stock(both[0], both[1], repeats)]
+    """Time to first token of edited turns."""
+    with servers(models, args) as running:
+        return [_turn_cost(server, base_len, repeats) for server in running for base_len in base_lens]
 
 
 def _turn_cost(server: Server, base_len: int, repeats: int) -> dict[str, Any]:
@@ -395,7 +388,7 @@ def _turn_cost(server: Server, base_len: int, repeats: int) -> dict[str, Any]:
         arms = ["unedited", "prepared", "reused", "amortize", "reprefill"]
         random.Random(repeat).shuffle(arms)
         for arm in arms:
-            talk = Talk(server, base_len, 512, 1024, 7 * repeat, f"cost-{base_len}-{repeat}-{arm}")
+            talk = Talk(server, base_len, 512, 1024, 7 * repeat, f"turn-{base_len}-{repeat}-{arm}")
             took, report = _arm(server, talk, arm)
             if repeat >= 0:
                 seconds.setdefault(arm, []).append(took)
@@ -440,11 +433,23 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 # ---- stock -----------------------------------------------------------------------------------------------------------
 
 
-def _against_stock(ours: Server, stock: Server, repeats: int) -> dict[str, Any]:
+def stock(models: Sequence[tuple[str, str]], args: Sequence[str], repeats: int) -> list[dict[str, Any]]:
+    """Ordinary requests on a server with the plugin, and on a stock server beside it."""
+    ((name, folder),) = models
+    both = Server(name, folder, 31000, args), Server(f"{name}-stock", folder, 31001, args, leyline=False)
+    with ExitStack() as stack:
+        for server in both:
+            stack.callback(server.stop)
+        for server in both:
+            print(f"{server.name}: up after {server.wait_ready():.0f} s", flush=True)
+        return [_against_stock(*both, repeats)]
+
+
+def _against_stock(ours: Server, plain: Server, repeats: int) -> dict[str, Any]:
     """Throughput of ordinary requests with the plugin and without; the two servers of one GPU take turns."""
     rates: dict[str, list[float]] = {"leyline": [], "stock": []}
     for repeat in range(-1, repeats):
-        order = [("leyline", ours), ("stock", stock)]
+        order = [("leyline", ours), ("stock", plain)]
         for label, server in order[:: 1 if repeat % 2 else -1]:
             rate = _throughput(server, repeat)
             if repeat >= 0:
@@ -497,10 +502,10 @@ def main() -> None:
     """Run one of the tables."""
     own, _, sglang_args = " ".join(sys.argv[1:]).partition(" -- ")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=["probe", "truth", "cost"])
+    parser.add_argument("table", choices=["probe", "truth", "turns", "stock"])
     parser.add_argument("--model", action="append", required=True, metavar="NAME=FOLDER")
     parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--base-lens", default="4096,16384", help="tokens, by commas; for cost")
+    parser.add_argument("--base-lens", default="4096,16384", help="tokens, by commas; for turns")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(own.split())
     models = [tuple(model.split("=", 1)) for model in options.model]
@@ -508,7 +513,8 @@ def main() -> None:
     tables: dict[str, Any] = {
         "probe": lambda: probe(models, args),
         "truth": lambda: truth(models, args),
-        "cost": lambda: cost(models, args, options.repeats, [int(length) for length in options.base_lens.split(",")]),
+        "turns": lambda: turns(models, args, options.repeats, [int(length) for length in options.base_lens.split(",")]),
+        "stock": lambda: stock(models, args, options.repeats),
     }
     rows = tables[options.table]()
     result = {"table": options.table, "environment": environment(), "sglang_args": args, "rows": rows}

@@ -14,6 +14,8 @@ CPU_ENVIRONMENT = MappingProxyType(
         "OMP_NUM_THREADS": "1",
         # Compiling a mixture-of-experts layer costs 18 s on the first request and gains nothing on small models.
         "TORCHDYNAMO_DISABLE": "1",
+        # A torch built for CUDA brings NCCL, which SGLang would take for tensor parallelism and then find no GPU.
+        "SGLANG_NCCL_SO_PATH": "none-on-the-cpu",
     }
 )
 """What a process of a CPU server needs in its environment. A value the user has set already is kept."""
