@@ -7,7 +7,7 @@ applied whole or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -268,8 +268,3 @@ class _Composition:
                 return directive.start + shift if left else directive.start + shift + len(directive.replacement)
             shift += directive.delta
         return position + shift
-
-
-def directive_set(directives: Iterable[Directive]) -> DirectiveSet:
-    """A set from directives in any order. Raises DirectiveError if two of them overlap."""
-    return DirectiveSet(tuple(sorted(directives, key=lambda d: (d.start, d.end))))

@@ -114,8 +114,5 @@ class TurnReport(BaseModel):
         """Prompt tokens whose KV was not computed again."""
         return self.exact + self.amortized
 
-    def with_fallback(self, reason: FallbackReason, detail: str = "") -> TurnReport:
-        return self.model_copy(update={"fallbacks": (*self.fallbacks, Fallback(reason=reason, detail=detail))})
-
     def to_wire(self) -> dict[str, Any]:
         return self.model_dump(mode="json")

@@ -178,12 +178,6 @@ class LeylineRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang ship
         free, cached = allocator.available_size(), self.full_evictable_size()
         return PoolCount(allocator.size, free, cached, self.full_protected_size())
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError if slots are lost or the tree is inconsistent. Call when no request runs."""
-        count = self.pool_count()
-        assert count.free + count.cached + count.in_use == count.total, f"slots lost: {count}"
-        self.tree_core.sanity_check([], [])
-
     @contextmanager
     def held(self, *nodes: int) -> Iterator[None]:
         """Keep the paths to `nodes` from eviction."""
