@@ -51,11 +51,14 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Faults:
 
 
 @pytest.fixture(scope="session")
-def operated(cpu_server: Callable[..., Any], faults: Faults) -> Any:
-    """A server as an operator may run it, with little memory: metrics, short chunks of prefill, faults on demand."""
+def operated(cpu_server: Callable[..., Any], faults: Faults) -> Callable[[], Any]:
+    """Gives a server as an operator may run it, with little memory: metrics, short chunks of prefill, faults on demand.
+
+    A function, because a server that other modules have pushed out meanwhile has to be started again.
+    """
     chunks = ("--chunked-prefill-size", "128", "--enable-mixed-chunk")
     arguments = ("--max-total-tokens", "2048", *chunks, "--enable-metrics")
-    return cpu_server("llama", *arguments, env=faults.environment)
+    return lambda: cpu_server("llama", *arguments, env=faults.environment)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ FAULTS = {
 
 @pytest.fixture(scope="session")
 def live(operated):
-    return operated
+    return operated()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ BASE_LEN = 200
 
 @pytest.fixture(scope="session")
 def live(operated):
-    return operated
+    return operated()
 
 
 def metrics(server) -> Counter[tuple[str, ...]]:

@@ -32,7 +32,7 @@ TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
 @pytest.fixture(scope="session")
 def live(request, cpu_server):
     if request.param == "operated":
-        return request.getfixturevalue("operated")
+        return request.getfixturevalue("operated")()
     return cpu_server("llama", *SERVERS[request.param], env=TWO_RANKS | ENVIRONMENT[request.param])
 
 

@@ -140,7 +140,7 @@ def test_the_real_server_without_amortize(server, reference, tokens) -> None:
 @pytest.fixture(scope="session")
 def live(request, cpu_server):
     if request.param == "operated":
-        return request.getfixturevalue("operated")
+        return request.getfixturevalue("operated")()
     return cpu_server("llama", "--schedule-policy", request.param)
 
 
